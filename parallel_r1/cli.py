@@ -1,0 +1,196 @@
+"""The command line: `python -m parallel_r1 {fit,validate,test,predict} --config FILE [--key=value ...]`.
+
+A LightningCLI whose model and data come in named stages. Stage names are read from the config files first, so that each
+stage gets typed options of its own (`--curriculum.stages.hard.trainer.max_steps=5`), several files merge key by key, and an
+unknown key is refused with its name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from parallel_r1.callbacks import RolloutTable, StageLogger, StageProgress, print_summary
+from parallel_r1.curriculum import Curriculum, Stage, write_json
+from parallel_r1.policy import PolicySource
+from parallel_r1.rollout.engine import RolloutEngine
+
+DEFAULT_ENGINE = {"class_path": "parallel_r1.rollout.vllm_engine.VLLMEngine"}
+_TASKS = {
+    "fit": "Train the stages of a curriculum that are not finished yet.",
+    "validate": "Evaluate stages on their validation problems.",
+    "test": "Evaluate stages on their test problems.",
+    "predict": "Answer the problems of a stage's data.",
+}
+
+
+class CurriculumCLI(LightningCLI):
+    """LightningCLI over `curriculum.stages`: it parses and instantiates; `main` runs."""
+
+    def __init__(self, args: list[str]) -> None:
+        self._args, self._stage_names = args, stage_names(args)
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            # else the config of the absent `model` would overwrite the hyperparameters of every stage's module
+            load_from_checkpoint_support=False,
+            trainer_defaults={
+                "enable_checkpointing": False,
+                "enable_model_summary": False,
+                "enable_progress_bar": True,
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "check_val_every_n_epoch": None,
+                "log_every_n_steps": 1,
+                "inference_mode": False,  # the engine's and the policy's tensors are trained and overwritten later
+            },
+            parser_kwargs={"prog": "python -m parallel_r1"},
+            args=None if args == sys.argv[1:] else args,
+        )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.set_defaults({f"trainer.{key}": value for key, value in self.trainer_defaults.items()})
+        parser.add_class_arguments(PolicySource, "policy", sub_configs=True)
+        parser.add_subclass_arguments(RolloutEngine, "engine", required=False)
+        parser.set_defaults({"engine": DEFAULT_ENGINE})
+        parser.add_argument("--curriculum.name", type=str, default="run", help="name of the run, kept in summary.json")
+        parser.add_argument("--curriculum.root", type=str, default=None, help="folder of the run (default: runs/<name>)")
+        parser.add_argument(
+            "--curriculum.only", type=list[str] | str | None, default=None, help="run these stages alone"
+        )
+        for name in self._stage_names:
+            parser.add_class_arguments(Stage, f"curriculum.stages.{name}", sub_configs=True)
+
+    def instantiate_classes(self) -> None:
+        self.config_init = self.parser.instantiate_classes(self.config)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass  # `main` runs it, outside the constructor
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Build only the options of the subcommand that is asked for: each set takes a second."""
+        asked = next((arg for arg in self._args if arg in _TASKS), None)
+        actions = parser.add_subcommands()
+        for task, text in _TASKS.items():
+            sub = self.init_parser(description=text)
+            if task == asked:
+                self._add_arguments(sub)
+            actions.add_subcommand(task, sub, help=text)
+
+    @property
+    def options(self) -> Namespace:
+        return self.config_init[self.subcommand]
+
+    def curriculum(self) -> Curriculum:
+        """The runner, as configured."""
+        options = self.options
+        chosen = options.curriculum
+        only = [chosen.only] if isinstance(chosen.only, str) else chosen.only
+        root = Path(chosen.root or f"runs/{chosen.name}")
+        stages = {name: chosen.stages[name] for name in self._stage_names}
+        return Curriculum(
+            chosen.name, root, options.seed_everything, stages, options.policy, options.engine, self.make_trainer, only
+        )
+
+    def make_trainer(self, stage: str, step_offset: int, overrides: dict[str, Any]) -> Trainer:
+        """A Trainer for one stage: the shared arguments, its own overrides, its logger and its bar."""
+        shared = dict(self.options.trainer)
+        root = Path(self.options.curriculum.root or f"runs/{self.options.curriculum.name}")
+        callbacks = shared.pop("callbacks", None) or []
+        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        config = {**shared, **overrides}
+        if config.get("logger") in (None, True):
+            config["logger"] = StageLogger(root, stage, step_offset)
+        if config.get("enable_progress_bar", True):
+            callbacks.append(StageProgress(stage))
+        config["default_root_dir"] = config.get("default_root_dir") or root / "stages" / stage
+        return Trainer(**config, callbacks=[*callbacks, RolloutTable()])
+
+    def save_config(self, root: Path) -> None:
+        """Keep the configuration as it ran beside its results."""
+        root.mkdir(parents=True, exist_ok=True)
+        config = self.parser.dump(self.config, skip_none=True)
+        (root / "config.yaml").write_text(config)
+
+
+def stage_names(args: list[str]) -> list[str]:
+    """Names of all stages in the config files of a command line, in order of first mention.
+
+    Raises FileNotFoundError for a missing file, ValueError for one that is no YAML mapping or whose stages are none, and
+    for an option that names a stage of none of them.
+    """
+    names: dict[str, None] = {}
+    for path in _values(args, ("--config", "-c")):
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except FileNotFoundError:
+            raise FileNotFoundError(f"--config {path}: there is no such file") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"--config {path}: not a readable YAML file: {error}") from None
+        stages = ((content or {}).get("curriculum") or {}).get("stages") or {} if isinstance(content, dict | None) else None
+        if not isinstance(stages, dict):
+            raise ValueError(f"--config {path}: expected a mapping with `curriculum: {{stages: {{name: ...}}}}`")
+        names.update(dict.fromkeys(stages))
+    prefix = "--curriculum.stages."
+    for arg in args:
+        if arg.startswith(prefix) and (name := arg[len(prefix) :].split(".")[0].split("=")[0]) not in names:
+            raise ValueError(f"{arg}: there is no stage {name!r}; the stages are {', '.join(names) or 'none'}")
+    return list(names)
+
+
+def _values(args: list[str], flags: tuple[str, ...]) -> list[str]:
+    found = []
+    for i, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag in flags and (equals or i + 1 < len(args)):
+            found.append(value if equals else args[i + 1])
+    return found
+
+
+def main(args: list[str] | None = None) -> None:
+    """Entry point. A user's mistake ends in one message and exit status 2, before any model is loaded."""
+    args = sys.argv[1:] if args is None else args
+    try:
+        cli = CurriculumCLI(args)
+        curriculum = cli.curriculum()
+        task = cli.subcommand
+        curriculum.check(task)
+        if task == "fit":
+            cli.save_config(curriculum.root)
+        curriculum.prepare(task)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if task == "fit":
+        print_summary(curriculum.fit(), curriculum.root)
+        print(f"summary: {curriculum.root / 'summary.json'}   watch: tensorboard --logdir {curriculum.root}/tensorboard")
+    else:
+        report(task, curriculum.evaluate(task), curriculum.root)
+
+
+def report(task: str, results: dict[str, Any], root: Path) -> None:
+    """Write what validate, test or predict found to the run folder, and say where."""
+    if task == "predict":
+        for stage, judged in results.items():
+            path = root / f"predictions-{stage}.jsonl"
+            rows = [{"id": j.problem.id, "question": j.problem.question, "response": j.text} for j in judged]
+            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            print(f"{len(rows)} predictions: {path}")
+        return
+    path = root / f"{task}.json"
+    write_json(path, results)
+    print(json.dumps(results, indent=2))
+    print(f"{task}: {path}", file=sys.stderr)

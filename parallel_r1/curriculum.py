@@ -1,0 +1,261 @@
+"""The curriculum: named stages in order, each from a model folder to a model folder.
+
+    <root>/config.yaml               the configuration as it ran
+    <root>/base/                     the start policy, tags added
+    <root>/stages/<name>/model/      the finished stage, a Hugging Face folder; the next stage starts from it
+    <root>/stages/<name>/stage.json  its record; written last, so a stage that has one is finished
+    <root>/tensorboard/<name>/       its events; the step axis goes on where the stage before stopped
+    <root>/summary.json              before and after of every finished stage
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, make_dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal, Optional, get_type_hints
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
+
+from parallel_r1.data.datamodules import ProblemDataModule
+from parallel_r1.modules.base import Session, StageModule
+from parallel_r1.policy import PolicySource, export_policy, is_model_folder
+from parallel_r1.rollout.engine import RolloutEngine
+
+Task = Literal["fit", "validate", "test", "predict"]
+
+# set once a run, not once a stage
+_SHARED_BY_STAGES = ("self", "kwargs", "callbacks", "logger", "plugins", "strategy", "profiler", "default_root_dir")
+_hints = get_type_hints(L.Trainer.__init__)
+TrainerOverrides = make_dataclass(
+    "TrainerOverrides",
+    [(n, Optional[_hints.get(n, Any)], None) for n in signature(L.Trainer.__init__).parameters if n not in _SHARED_BY_STAGES],  # noqa: UP045
+)
+TrainerOverrides.__module__ = __name__
+TrainerOverrides.__doc__ = "Trainer arguments of one stage; null takes the value under `trainer`."
+
+
+@dataclass
+class Stage:
+    """One stage of the curriculum.
+
+    Args:
+        module: what is trained: SFTModule or RLModule.
+        data: what it is trained and validated on.
+        trainer: Trainer arguments of this stage alone, such as max_steps.
+        init_from: where its policy comes from: `previous` (the stage before, or the base policy), `base`, the name of an
+            earlier stage, or a model folder.
+    """
+
+    module: StageModule
+    data: ProblemDataModule
+    trainer: TrainerOverrides = field(default_factory=TrainerOverrides)
+    init_from: str = "previous"
+
+    def overrides(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self.trainer).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What a finished stage leaves behind. before, after: held-out metrics `<tier>/<metric>`; steps: optimizer steps."""
+
+    name: str
+    module: str
+    steps: int
+    wall_s: float
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+class Curriculum:
+    """Runs stages one after another in one process, the engine kept alive between them.
+
+    Args:
+        stages: by name, in order.
+        make_trainer: (stage name, step offset, overrides) -> Trainer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        seed: int,
+        stages: dict[str, Stage],
+        source: PolicySource,
+        engine: RolloutEngine,
+        make_trainer: Callable[[str, int, dict[str, Any]], L.Trainer],
+        only: list[str] | None = None,
+    ) -> None:
+        self.name, self.root, self.seed = name, root, seed
+        self.stages, self.source, self.engine = stages, source, engine
+        self.make_trainer, self.only = make_trainer, only
+
+    # ------------------------------------------------------------------ before anything is loaded
+
+    def check(self, task: Task) -> None:
+        """Find what can be found before a model is loaded. Raises ValueError or FileNotFoundError, naming the stage."""
+        if not self.stages:
+            raise ValueError("curriculum.stages is empty: give --config with at least one stage (see configs/)")
+        for name in self.only or []:
+            if name not in self.stages:
+                raise ValueError(f"curriculum.only: there is no stage {name!r}; the stages are {', '.join(self.stages)}")
+        self.source.check()
+        names = list(self.stages)
+        for i, (name, stage) in enumerate(self.stages.items()):
+            try:
+                stage.module.check()
+                if name in self.chosen(task):
+                    stage.data.check(task)
+                self._check_start(stage.init_from, names[:i])
+            except (ValueError, FileNotFoundError) as error:
+                raise type(error)(f"stage {name}: {error}") from error
+            if task == "fit" and not stage.trainer.max_steps:
+                raise ValueError(
+                    f"stage {name}: curriculum.stages.{name}.trainer.max_steps is not set; give its optimizer steps"
+                )
+
+    def _check_start(self, init_from: str, earlier: list[str]) -> None:
+        if init_from in ("previous", "base", *earlier) or is_model_folder(Path(init_from)):
+            return
+        known = ", ".join(["previous", "base", *earlier])
+        raise ValueError(f"init_from={init_from!r} is neither one of {known} nor a model folder")
+
+    def chosen(self, task: Task) -> list[str]:
+        """The stages to run: those of `only`; else all in `fit`, the last finished one otherwise."""
+        names = [name for name in self.stages if not self.only or name in self.only]
+        if task == "fit" or self.only:
+            return names
+        return [name for name in names if self.finished(name)][-1:] or names[-1:]
+
+    def prepare(self, task: Task) -> None:
+        """Write the base policy where a stage will start from it. Raises ValueError if it cannot be loaded."""
+        starts = [self.start_folder(name) for name in self.chosen(task)[:1] if not self.finished(name)]
+        if self.root / "base" in starts and _is_first_rank():
+            self.source.prepare(self.root / "base", self.seed)
+
+    # ------------------------------------------------------------------ running
+
+    def fit(self) -> list[StageRecord]:
+        """Train every stage that is not finished yet. Returns the records of all finished stages."""
+        for name in self.chosen("fit"):
+            if self.finished(name):
+                rank_zero_info(f"stage {name} is finished: skipped")
+            else:
+                self._fit_stage(name)
+        self.engine.close()
+        return self.records()
+
+    def _fit_stage(self, name: str) -> None:
+        stage = self.stages[name]
+        folder = self.start_folder(name)
+        offset = sum(self.record(n).steps for n in self._before(name) if self.finished(n))
+        trainer = self.make_trainer(name, offset, stage.overrides())
+        module = stage.module
+        module.attach(Session(self.source, self.engine, folder, self.seed, offset))
+        start = time.perf_counter()
+        before = self._known_evaluation(name, folder) or self._evaluate(trainer, stage)
+        trainer.fit(module, datamodule=stage.data)
+        after = self._evaluate(trainer, stage)
+        weights = dict(module.export_weights())  # collective: every rank takes part
+        if trainer.is_global_zero:
+            export_policy(module.policy, self.folder(name) / "model", weights)
+            record = StageRecord(
+                name, type(module).__name__, trainer.global_step, time.perf_counter() - start, before, after
+            )
+            write_json(self.folder(name) / "stage.json", asdict(record))
+            self.write_summary()
+        trainer.strategy.barrier()
+        module.release()
+
+    def _evaluate(self, trainer: L.Trainer, stage: Stage) -> dict[str, float]:
+        if not stage.data.split("val"):
+            return {}
+        trainer.validate(stage.module, datamodule=stage.data, verbose=False)
+        return dict(stage.module.evaluation)
+
+    def _known_evaluation(self, name: str, folder: Path) -> dict[str, float] | None:
+        """The last evaluation of the stage before, where it was of the same policy, problems and sampling."""
+        earlier = self._before(name)
+        if not earlier or not self.finished(earlier[-1]) or folder != self.folder(earlier[-1]) / "model":
+            return None
+        here, there = self.stages[name], self.stages[earlier[-1]]
+        same = (
+            here.module.generation == there.module.generation
+            and here.module.eval_modes == there.module.eval_modes
+            and [p.id for p in here.data.split("val")] == [p.id for p in there.data.split("val")]
+        )
+        return self.record(earlier[-1]).after if same else None
+
+    def evaluate(self, task: Task) -> dict[str, Any]:
+        """Validate, test or predict with the policy of each chosen stage. Returns the results by stage."""
+        results: dict[str, Any] = {}
+        for name in self.chosen(task):
+            stage = self.stages[name]
+            done = self.finished(name)
+            if not done:
+                rank_zero_info(f"stage {name} is not finished in {self.root}: using the policy it would start from")
+            folder = self.folder(name) / "model" if done else self.start_folder(name)
+            trainer = self.make_trainer(name, 0, stage.overrides())
+            stage.module.attach(Session(self.source, self.engine, folder, self.seed))
+            if task == "predict":
+                batches = trainer.predict(stage.module, datamodule=stage.data)
+                results[name] = [judged for batch in batches for judged in batch]
+            else:
+                getattr(trainer, task)(stage.module, datamodule=stage.data, verbose=False)
+                results[name] = dict(stage.module.evaluation)
+            stage.module.release()
+        self.engine.close()
+        return results
+
+    # ------------------------------------------------------------------ what is on disk
+
+    def folder(self, name: str) -> Path:
+        return self.root / "stages" / name
+
+    def finished(self, name: str) -> bool:
+        return (self.folder(name) / "stage.json").is_file() and is_model_folder(self.folder(name) / "model")
+
+    def record(self, name: str) -> StageRecord:
+        return StageRecord(**json.loads((self.folder(name) / "stage.json").read_text()))
+
+    def records(self) -> list[StageRecord]:
+        return [self.record(name) for name in self.stages if self.finished(name)]
+
+    def start_folder(self, name: str) -> Path:
+        """The model folder a stage starts from. Raises ValueError if the stage that should have made it never ran."""
+        init_from = self.stages[name].init_from
+        earlier = self._before(name)
+        if init_from == "base" or (init_from == "previous" and not earlier):
+            return self.root / "base"
+        source = earlier[-1] if init_from == "previous" else init_from
+        if source not in self.stages:
+            return Path(source)
+        if not self.finished(source):
+            raise ValueError(f"stage {name} starts from stage {source}, which is not finished in {self.root}; run it first")
+        return self.folder(source) / "model"
+
+    def _before(self, name: str) -> list[str]:
+        names = list(self.stages)
+        return names[: names.index(name)]
+
+    def write_summary(self) -> None:
+        stages = [asdict(record) for record in self.records()]
+        write_json(self.root / "summary.json", {"name": self.name, "seed": self.seed, "stages": stages})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".partial")
+    draft.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(draft, path)
+
+
+def _is_first_rank() -> bool:
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0

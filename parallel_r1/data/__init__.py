@@ -1,0 +1,1 @@
+"""Problems and prompts: reading public sources (`sources`), templates (`prompts`), order (`order`), DataModules."""

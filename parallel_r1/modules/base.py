@@ -1,0 +1,272 @@
+"""What every stage module does around its training step: load, shard, sample, evaluate, export.
+
+Life of a stage:  attach(session) -> configure_model -> (validate) -> train -> export_weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+
+from parallel_r1.data.datamodules import Split
+from parallel_r1.evaluation.metrics import TierMetrics
+from parallel_r1.modules.batching import EMPTY_ROW, Row, collate, micro_batches
+from parallel_r1.modules.responder import Generation, Mode, Responder
+from parallel_r1.policy import Policy, PolicySource, load_policy
+from parallel_r1.rollout.engine import RolloutEngine
+from parallel_r1.rollout.weights import full_weights
+from parallel_r1.types import Judged, PolicyBatch, Problem
+
+# sampling streams that training iterations (0, 1, ...) never use
+_VALIDATION, _TEST, _PREDICTION = -1, -2, -3
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the runner hands to the module of a stage.
+
+    folder: the model folder the stage starts from. step_offset: optimizer steps of all earlier stages.
+    """
+
+    source: PolicySource
+    engine: RolloutEngine
+    folder: Path
+    seed: int
+    step_offset: int = 0
+
+
+@dataclass
+class Schedule:
+    """The learning rate over the steps of a stage (transformers' schedules).
+
+    Args:
+        name: `constant_with_warmup`, `cosine`, `cosine_with_min_lr`, `linear`, ...
+        warmup: warm-up as a share of the stage's steps.
+        min_lr_rate: floor as a share of the peak, for `cosine_with_min_lr`.
+    """
+
+    name: str = "constant_with_warmup"
+    warmup: float = 0.0
+    min_lr_rate: float | None = None
+
+    def build(self, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        from transformers import get_scheduler
+
+        specific = {} if self.min_lr_rate is None else {"min_lr_rate": self.min_lr_rate}
+        return get_scheduler(
+            self.name,
+            optimizer,
+            num_warmup_steps=round(self.warmup * steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=specific,
+        )
+
+    def check(self) -> None:
+        """Raise ValueError for a schedule that does not exist."""
+        from transformers.optimization import SchedulerType
+
+        known = [s.value for s in SchedulerType]
+        if self.name not in known:
+            raise ValueError(f"schedule.name={self.name!r} is not a schedule; choose one of {', '.join(known)}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"schedule.warmup={self.warmup}: give a share of the stage's steps between 0 and 1")
+
+
+class StageModule(L.LightningModule):
+    """A policy in training that owns a rollout engine. Subclasses write `training_step`.
+
+    Optimisation is manual: one `training_step` is one iteration, and losses are normalised over the whole step.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        optimizer: OptimizerCallable,
+        schedule: Schedule,
+        gradient_clip: float | None,
+        micro_batch_tokens: int,
+        eval_modes: list[Mode],
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generation = generation
+        self.make_optimizer = optimizer
+        self.schedule = schedule
+        self.gradient_clip = gradient_clip
+        self.micro_batch_tokens = micro_batch_tokens
+        self.eval_modes = eval_modes
+        self.model: nn.Module | None = None
+        self.evaluation: dict[str, float] = {}
+        self.shown: list[Judged] = []
+        self._metrics: dict[Mode, TierMetrics] = {}
+
+    # ------------------------------------------------------------------ set-up
+
+    def check(self) -> None:
+        """Raise ValueError for settings that can never work. Loads no model."""
+        self.generation.check()
+        self.schedule.check()
+        if self.generation.structure == "unseen":
+            raise ValueError(
+                "generation.structure=unseen: exact rollouts of isolated paths are not available yet; use seen or sequential"
+            )
+        if self.micro_batch_tokens < 1:
+            raise ValueError(f"micro_batch_tokens={self.micro_batch_tokens}: give a number of tokens above 0")
+        if self.generation.structure == "sequential" and "parallel" in self.eval_modes:
+            raise ValueError("eval_modes: a sequential structure cannot be evaluated in mode `parallel`; remove it")
+
+    def attach(self, session: Session) -> None:
+        """Tell the module where its policy comes from and which engine it owns."""
+        self.session = session
+
+    def configure_model(self) -> None:
+        if self.model is not None:
+            return
+        self.policy: Policy = load_policy(self.session.folder, self.session.source)
+        self.model = self.policy.model
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            _shard(self.model, self.device_mesh["data_parallel"])
+        self.responder = Responder(self.policy, self.session.engine, self.generation, self.session.seed)
+
+    def _start_engine(self) -> None:
+        self.session.engine.start(self.session.folder)
+
+    def on_fit_start(self) -> None:
+        self._start_engine()
+
+    def on_train_start(self) -> None:
+        # sharded checkpoints are restored after on_fit_start: only now are the weights those that will be trained
+        self.responder.weights_changed = True
+        self.model.train()
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        if self.trainer.max_steps < 1:
+            raise ValueError("trainer.max_steps is not set: give the number of optimizer steps of the stage")
+        optimizer = self.make_optimizer([(n, p) for n, p in self.model.named_parameters() if p.requires_grad])
+        scheduler = self.schedule.build(optimizer, self.trainer.max_steps)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    # ------------------------------------------------------------------ the update
+
+    def collate(self, rows: list[Row]) -> PolicyBatch:
+        return collate(
+            rows,
+            self.policy.tags,
+            self.policy.pad_id,
+            self.generation.structure,
+            banned=self.responder.banned(),
+            device=self.device,
+        )
+
+    def batches(self, rows: list[Row]) -> list[PolicyBatch]:
+        """Micro-batches of this rank, as many on every rank (collectives must match), empty ones where it has fewer."""
+        parts = micro_batches(rows, self.micro_batch_tokens)
+        wanted = int(self.over_ranks(torch.tensor(float(len(parts))), "max"))
+        return [self.collate(part) for part in parts + [[EMPTY_ROW]] * (wanted - len(parts))]
+
+    def over_ranks(self, value: Tensor, op: str = "sum") -> Tensor:
+        """Reduce a value over all ranks; on one rank, the value itself."""
+        return self.trainer.strategy.reduce(value.to(self.device), reduce_op=op)
+
+    def apply_gradients(self) -> Tensor:
+        """Clip, step the optimizer and its schedule. Returns the gradient norm before clipping."""
+        optimizer = self.optimizers()
+        limit = self.gradient_clip if self.gradient_clip is not None else float("inf")
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        self.lr_schedulers().step()
+        self.responder.weights_changed = True
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def backward_sum(self, loss_sum: Tensor, denominator: float) -> None:
+        """Backward of a sum normalised over all ranks: DDP and FSDP average gradients, so the rank count comes back in."""
+        self.manual_backward(loss_sum * (self.trainer.world_size / denominator))
+
+    # ------------------------------------------------------------------ validation, test, prediction
+
+    def on_validation_start(self) -> None:
+        self._start_engine()
+
+    def on_test_start(self) -> None:
+        self._start_engine()
+
+    def on_predict_start(self) -> None:
+        self._start_engine()
+
+    def on_validation_epoch_start(self) -> None:
+        self._begin_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._begin_evaluation("test")
+
+    def _begin_evaluation(self, split: Split) -> None:
+        # every rank knows the whole split, so all agree on the tiers even where a rank has no problem of one
+        tiers = tuple(dict.fromkeys(problem.tier for problem in self.trainer.datamodule.split(split)))
+        self.responder.refresh()
+        self._metrics = {mode: TierMetrics(tiers).to(self.device) for mode in self.eval_modes}
+        self.shown = []
+        self._evaluated = 0
+
+    def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
+        self._evaluate(problems, _VALIDATION)
+
+    def test_step(self, problems: list[Problem], batch_idx: int) -> None:
+        self._evaluate(problems, _TEST)
+
+    def _evaluate(self, problems: list[Problem], stream: int) -> None:
+        first = self._evaluated * self.trainer.world_size + self.global_rank * len(problems)
+        self._evaluated += len(problems)
+        for mode, metrics in self._metrics.items():
+            rollouts = self.responder.respond(problems, stream, first_sample=first, mode=mode)
+            judged = self.responder.judge(problems, rollouts)
+            metrics.update(judged)
+            if mode == self.eval_modes[0] and len(self.shown) < 8:
+                self.shown += judged[: 8 - len(self.shown)]
+
+    def on_validation_epoch_end(self) -> None:
+        self._end_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._end_evaluation("test")
+
+    def _end_evaluation(self, split: str) -> None:
+        self.evaluation = {}
+        for mode, metrics in self._metrics.items():
+            for key, value in metrics.compute().items():
+                tier, name = key.split("/")
+                self.evaluation[key if mode == "free" else f"{tier}/forced_{mode}/{name}"] = value
+        self.log_dict({f"{split}/{key}": float(value) for key, value in self.evaluation.items()}, rank_zero_only=True)
+
+    def predict_step(self, problems: list[Problem], batch_idx: int) -> list[Judged]:
+        self.responder.refresh()
+        first = batch_idx * len(problems) * self.trainer.world_size + self.global_rank
+        return self.responder.judge(problems, self.responder.respond(problems, _PREDICTION, first_sample=first))
+
+    # ------------------------------------------------------------------ hand-over
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under Hugging Face names. Collective over ranks."""
+        return full_weights(self.model)
+
+    def release(self) -> None:
+        """Drop the model, so that the next stage has the memory."""
+        self.model = None
+        del self.policy, self.responder
+
+
+def _shard(model: nn.Module, mesh: Any) -> None:
+    """FSDP2: each decoder layer, then the rest, sharded in place."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)

@@ -1,0 +1,82 @@
+"""Supervised cold start: imitate demonstrations, loss on the response only."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch.optim import AdamW
+
+from parallel_r1.modules.base import Schedule, StageModule
+from parallel_r1.modules.batching import Row
+from parallel_r1.modules.responder import Generation, Mode
+from parallel_r1.objective import sft_loss
+from parallel_r1.types import Problem, Rollout
+
+
+class SFTModule(StageModule):
+    """Cross-entropy on demonstrations, validated by generation through the rollout engine.
+
+    Args:
+        generation: how problems become prompts, and how validation samples.
+        optimizer: makes the optimizer from the parameters.
+        schedule: the learning rate over the stage.
+        gradient_clip: limit of the gradient norm; null for none.
+        micro_batch_tokens: padded tokens a forward pass may hold; the loss does not depend on it.
+        max_length: prompt + response tokens; longer rows are left out and counted.
+        eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
+    """
+
+    def __init__(
+        self,
+        generation: Generation = Generation(),  # noqa: B008 - read only; shows its fields in --help
+        optimizer: OptimizerCallable = AdamW,
+        schedule: Schedule = Schedule(),  # noqa: B008
+        gradient_clip: float | None = 1.0,
+        micro_batch_tokens: int = 16384,
+        max_length: int = 4096,
+        eval_modes: list[Mode] = ["free"],  # noqa: B006
+    ) -> None:
+        super().__init__(generation, optimizer, schedule, gradient_clip, micro_batch_tokens, eval_modes)
+        self.max_length = max_length
+
+    def training_step(self, problems: list[Problem], batch_idx: int) -> None:
+        """One optimizer step on the demonstrations of this rank's share of the batch."""
+        start = time.perf_counter()
+        rows = [self.row(problem) for problem in problems]
+        kept = [row for row in rows if len(row) <= self.max_length]
+        trained = self.over_ranks(torch.tensor(float(sum(sum(row.rollout.sampled) for row in kept))))
+        if not trained:
+            raise ValueError(
+                f"every demonstration of step {self.global_step} is longer than max_length={self.max_length} tokens: "
+                "raise max_length or filter the data"
+            )
+        loss_sum = torch.zeros((), device=self.device)
+        for batch in self.batches(kept):
+            loss = sft_loss(self.policy.logits(batch)[:, :-1], batch.input_ids[:, 1:], batch.loss_mask[:, 1:])
+            self.backward_sum(loss, float(trained))
+            loss_sum += loss.detach()
+        grad_norm = self.apply_gradients()
+        seconds = time.perf_counter() - start
+        self.log_dict(
+            {
+                "policy/loss": self.over_ranks(loss_sum) / trained,
+                "policy/grad_norm": grad_norm,
+                "policy/lr": self.lr_schedulers().get_last_lr()[0],
+                "data/dropped_rows": self.over_ranks(torch.tensor(float(len(rows) - len(kept)))),
+                "data/response_length": trained / max(1.0, float(self.over_ranks(torch.tensor(float(len(kept)))))),
+                "time/update_s": seconds,
+                "time/tokens_per_second": float(self.over_ranks(torch.tensor(float(sum(map(len, kept)))))) / seconds,
+            },
+            rank_zero_only=True,
+        )
+
+    def row(self, problem: Problem) -> Row:
+        """Prompt and demonstration as ids, closed by an end-of-sequence token; every response token is trained."""
+        if problem.demonstration is None:
+            raise ValueError(f"problem {problem.id} of tier {problem.tier!r} has no demonstration to imitate")
+        ids = self.policy.tokenizer(problem.demonstration, add_special_tokens=False).input_ids
+        response = (*ids, self.policy.eos_ids[0])
+        n = len(response)
+        return Row(Rollout(self.responder.prompt_ids(problem), response, (0.0,) * n, (True,) * n, finished=True))

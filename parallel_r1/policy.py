@@ -1,0 +1,252 @@
+"""The policy: a Hugging Face causal LM with its tokenizer, always loaded from and saved to a plain model folder.
+
+    PolicySource (configuration) --prepare--> folder with the six tags --load_policy--> Policy --export_policy--> folder
+
+`prepare` runs once a run; every stage then starts from a folder and ends with one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from parallel_r1.objective import token_logprobs
+from parallel_r1.structure.grammar import TAGS
+from parallel_r1.structure.tokens import TagIds
+from parallel_r1.types import PolicyBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class PolicyInit(ABC):
+    """Makes a model and a tokenizer from nothing: the stand-in for a pre-trained model."""
+
+    @abstractmethod
+    def build(self, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+        """A causal LM and its tokenizer; the same seed gives the same bits."""
+
+
+@dataclass
+class PolicySource:
+    """Where the policy of the first stage comes from: exactly one of `name` and `init`.
+
+    Args:
+        name: a model on the Hugging Face hub, or a local model folder.
+        init: builds a small model from nothing.
+        dtype: of the weights in training.
+        attn_implementation: attention of transformers in training.
+        gradient_checkpointing: recompute activations in the backward pass to save memory.
+        trust_remote_code: run code that comes with the model; off unless you trust its author.
+    """
+
+    name: str | None = None
+    init: PolicyInit | None = None
+    dtype: Dtype = "float32"
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for a source that can never load. Loads nothing."""
+        if (self.name is None) == (self.init is None):
+            raise ValueError(
+                "policy: give exactly one of `policy.name` (a hub id or a model folder) and `policy.init` (a class that "
+                f"builds a tiny model); got name={self.name!r}, init={type(self.init).__name__ if self.init else None}"
+            )
+        if self.name and (self.name.startswith((".", "/", "~")) or Path(self.name).is_dir()):
+            folder = Path(self.name).expanduser()
+            if not (folder / "config.json").is_file():
+                raise ValueError(f"policy.name={self.name!r}: no config.json there; give a Hugging Face model folder")
+
+    def prepare(self, folder: Path, seed: int) -> Path:
+        """Write the start policy, tags added, to `folder` unless it is there already. Returns the folder.
+
+        Raises ValueError if the model or its tokenizer cannot be loaded.
+        """
+        self.check()
+        if is_model_folder(folder):
+            return folder
+        if self.init is not None:
+            model, tokenizer = self.init.build(seed)
+            model = model.to(getattr(torch, self.dtype))
+        else:
+            model, tokenizer = self._load(str(Path(self.name).expanduser() if Path(self.name).exists() else self.name))
+        add_tags(model, tokenizer)
+        _save(model.config, tokenizer, {k: v for k, v in model.state_dict().items()}, folder, model)
+        return folder
+
+    def _load(self, name: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self.trust_remote_code)
+            model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=getattr(torch, self.dtype), trust_remote_code=self.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"policy.name={self.name!r} could not be loaded: {error}") from error
+        return model, tokenizer
+
+
+@dataclass
+class Policy:
+    """A model in training with its tokenizer.
+
+    model: a causal LM, possibly wrapped or sharded in place. folder: where it was loaded from.
+    eos_ids: every id that ends a response; pad_id: fills rows, and never counts.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    tags: TagIds
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    folder: Path
+
+    def logits(self, batch: PolicyBatch) -> Tensor:
+        """[R, T, V] logits of a batch under its positions and visibility."""
+        mask = None
+        if batch.visible is not None:
+            mask = batch.visible[:, None]  # a head axis; a 4-D mask is taken by transformers as it is
+        return self.model(
+            input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
+        ).logits
+
+    def logprobs(self, batch: PolicyBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probability of every token given what it sees, and the entropy there. Both [R, T] float32; column 0 is 0."""
+        logits = self.logits(batch)[:, :-1]
+        logp, entropy = token_logprobs(logits, batch.input_ids[:, 1:], temperature, batch.banned)
+        return nn.functional.pad(logp, (1, 0)), nn.functional.pad(entropy, (1, 0))
+
+    def decode(self, response_ids: tuple[int, ...]) -> str:
+        """The text of a response: tags kept, end-of-sequence and padding left out."""
+        kept = [i for i in response_ids if i not in self.eos_ids and i != self.pad_id]
+        return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def load_policy(folder: Path, source: PolicySource) -> Policy:
+    """Load a prepared folder for training. Raises ValueError if a tag is missing from its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=getattr(torch, source.dtype),
+        attn_implementation=source.attn_implementation,
+        trust_remote_code=source.trust_remote_code,
+    )
+    if source.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    eos = eos_ids_of(model, tokenizer)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
+    return Policy(model, tokenizer, TagIds.from_tokenizer(tokenizer), eos, pad, Path(folder))
+
+
+def export_policy(policy: Policy, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write weights (full tensors, Hugging Face names), config and tokenizer as a model folder, atomically."""
+    _save(policy.model.config, policy.tokenizer, weights, folder, policy.model)
+
+
+def eos_ids_of(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All ids that end a response: those of the generation config, of the model config and of the tokenizer.
+
+    Raises ValueError when there is none, since no response could ever finish.
+    """
+    found: dict[int, None] = {}
+    generation = getattr(model, "generation_config", None)
+    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+        for i in ids if isinstance(ids, list | tuple) else [ids]:
+            if i is not None:
+                found[int(i)] = None
+    if not found:
+        raise ValueError("the model names no end-of-sequence token: set eos_token_id in its config.json")
+    return tuple(found)
+
+
+def add_tags(model: nn.Module, tokenizer: PreTrainedTokenizerBase, scale: float = 0.1) -> list[str]:
+    """Make each control tag one token with embeddings of its own. Returns the tags that were new.
+
+    A new tag starts as the mean of the embeddings of its text pieces plus a small part of its own (`scale` times the
+    typical norm of a row), in the input and in the output embedding, tied or not. Spare rows of a padded vocabulary are
+    identical in some checkpoints, so tags whose rows equal each other are given a new start as well.
+    """
+    pieces = {tag: tokenizer(tag, add_special_tokens=False).input_ids for tag in TAGS}
+    vocab = tokenizer.get_vocab()
+    new = [tag for tag in TAGS if tag not in vocab]
+    if new:
+        tokenizer.add_tokens(new, special_tokens=True)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    ids = {tag: tokenizer.convert_tokens_to_ids(tag) for tag in TAGS}
+    tables = [model.get_input_embeddings().weight]
+    if model.get_output_embeddings() is not None and model.get_output_embeddings().weight is not tables[0]:
+        tables.append(model.get_output_embeddings().weight)
+    for number, table in enumerate(tables):
+        same = _with_equal_rows(table, ids)
+        for tag in TAGS:
+            if tag in new or tag in same:
+                _start_row(table, ids[tag], pieces[tag], seed=1000 * number + TAGS.index(tag), scale=scale)
+    return new
+
+
+def _with_equal_rows(table: Tensor, ids: dict[str, int]) -> set[str]:
+    rows = {tag: table[i].detach() for tag, i in ids.items()}
+    return {a for a in rows for b in rows if a != b and torch.equal(rows[a], rows[b])}
+
+
+@torch.no_grad()
+def _start_row(table: Tensor, row: int, pieces: list[int], seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    known = [i for i in pieces if i != row]
+    mean = table[known].float().mean(dim=0) if known else table.float().mean(dim=0)
+    own = torch.randn(table.shape[1], generator=generator)
+    typical = table.float().norm(dim=1).median()
+    table[row] = (mean + scale * typical * (own / own.norm()).to(mean.device)).to(table.dtype)
+
+
+def is_model_folder(folder: Path) -> bool:
+    """True for a complete export (folders are renamed into place, so a partial one never looks complete)."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+
+
+def _save(
+    config,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: dict[str, Tensor],
+    folder: Path,
+    model: nn.Module,
+) -> None:
+    """Write to a sibling folder first, then rename: whoever reads `folder` sees all of it or none."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(draft, ignore_errors=True)
+    model.save_pretrained(draft, state_dict=weights, safe_serialization=True)
+    tokenizer.save_pretrained(draft)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def same_architecture(a: Path, b: Path) -> bool:
+    """Do two model folders hold the same architecture (config.json equal up to names and versions)?"""
+    skip = ("_name_or_path", "transformers_version")
+
+    def read(folder: Path) -> dict:
+        config = json.loads((folder / "config.json").read_text())
+        return {k: v for k, v in config.items() if k not in skip}
+
+    return read(a) == read(b)
+
+
+WrapModel = Callable[[nn.Module], nn.Module]

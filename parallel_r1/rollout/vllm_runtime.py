@@ -1,0 +1,161 @@
+"""Living in one process with vLLM: what it expects of the process, and what it would do to the trainer if let.
+
+Measured on vLLM 0.32. Importing this file does not import vLLM.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine, RequestOutput, SamplingParams
+
+_ENVIRONMENT = {
+    # The engine core in this process: weights are handed over as tensors, not through a pipe.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Its start-up notes would drown the progress bars.
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # A trainer reports to nobody.
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads when it is imported, leaving alone what the user set.
+
+    Raises RuntimeError where the user's own setting would keep the engine out of this process.
+    """
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+        raise RuntimeError(
+            "VLLM_ENABLE_V1_MULTIPROCESSING is set, which moves the engine to a process that weights cannot be streamed "
+            "to: unset it or set it to 0"
+        )
+
+
+@contextmanager
+def trainer_randomness_kept() -> Iterator[None]:
+    """Undo what the body does to the global random states.
+
+    vLLM seeds all of them when it starts and, on CPU, draws from torch's at every step; a resumed run would otherwise
+    depend on how many steps its rollouts took.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def quick_sampler(on_cpu: bool) -> Iterator[None]:
+    """Run vLLM's sampler without torch.compile on CPU, where compiling one small kernel takes 18 s and a C++ compiler.
+
+    A stance, not an environment variable: the trainer's own torch.compile stays as it is.
+    """
+    with ExitStack() as stack:
+        if on_cpu:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def launcher_environment() -> Iterator[dict[str, Any]]:
+    """Engine arguments for the process group that the trainer has set up, if any, with the variables vLLM reads.
+
+    Each rank then runs its own engine on its own device; the default executor would put all of them on the first one.
+    """
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        yield {}
+        return
+    devices = max(1, torch.cuda.device_count())
+    wanted = {
+        "RANK": str(dist.get_rank()),
+        "WORLD_SIZE": str(dist.get_world_size()),
+        "LOCAL_RANK": os.environ.get("LOCAL_RANK", str(dist.get_rank() % devices)),
+        # Only asked for, never used: the group exists already.
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", "29500"),
+    }
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield {"distributed_executor_backend": "external_launcher"}
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def shut_down(engine: LLMEngine, owns_process_group: bool) -> None:
+    """Free an engine's memory and its process groups; the default group only where vLLM itself made it."""
+    import vllm.v1.engine.core as core
+
+    whole = core.cleanup_dist_env_and_memory
+    # vLLM ends every shutdown by destroying the default process group, which is the trainer's. There is no switch.
+    core.cleanup_dist_env_and_memory = whole if owns_process_group else _free_own_groups
+    try:
+        engine.engine_core.shutdown()
+    finally:
+        core.cleanup_dist_env_and_memory = whole
+
+
+def _free_own_groups() -> None:
+    """What vLLM's `cleanup_dist_env_and_memory` does, short of the default process group."""
+    from vllm.distributed import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if parallel_state._WORLD is not None:
+        parallel_state._WORLD.destroy()
+        parallel_state._WORLD = None
+        parallel_state._NODE_COUNT = None
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class RequestLoop:
+    """Feeds an engine and steps it until nothing is left; what is done with an output may submit more requests."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._waiting: dict[str, Callable[[RequestOutput], None]] = {}
+        self._count = 0
+
+    def submit(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, done: Callable[[RequestOutput], None]
+    ) -> None:
+        """Queue a prompt; `done` is called with its finished output during `run`."""
+        name = str(self._count)
+        self._count += 1
+        self._engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params)
+        self._waiting[name] = done
+
+    def run(self) -> None:
+        """Step until every request has finished, those submitted on the way included.
+
+        Whatever ends it early, nothing is left running: a running request would block the next weight sync.
+        """
+        try:
+            while self._waiting:
+                for output in self._engine.step():
+                    if output.finished:
+                        self._waiting.pop(output.request_id)(output)
+        finally:
+            if self._waiting:
+                self._engine.abort_request(list(self._waiting))
+                self._waiting.clear()

@@ -1,0 +1,80 @@
+"""Weights on their way from the trainer to an engine: names as in a Hugging Face checkpoint, tensors whole.
+
+One tensor is whole at a time, so the extra memory is bounded by the largest parameter, not by the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+# What wrappers put into parameter names: DDP, torch.compile, FSDP1, activation checkpointing.
+_WRAPPERS = re.compile(r"(?:^module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)")
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what DDP, torch.compile or activation checkpointing put into it."""
+    return _WRAPPERS.sub("", name)
+
+
+@torch.no_grad()
+def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Hugging Face name, full tensor) for every parameter of a plain, DDP-wrapped or FSDP2 causal LM.
+
+    Tied parameters come once for each of their names: engines that repack `lm_head.weight` keep a stale copy otherwise.
+    Under FSDP2 every step is a collective: all ranks iterate to the end, in the same order. The tensors may be views
+    of the parameters themselves: copy what is to outlive the next optimizer step.
+    """
+    names: dict[int, list[str]] = defaultdict(list)
+    parameters: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(clean_name(name))
+        parameters[id(parameter)] = parameter
+    for key, parameter in parameters.items():
+        tensor = _full(parameter)
+        for name in names[key]:
+            yield name, tensor
+
+
+def _full(parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return parameter.detach()
+    # With CPU offload the shards lie on the CPU, but the group only gathers on the mesh's device.
+    shard = parameter.detach()
+    if shard.device.type != shard.device_mesh.device_type:
+        shard = shard.to(shard.device_mesh.device_type)
+    return shard.full_tensor()
+
+
+def checkpoint_names(model_dir: Path) -> frozenset[str]:
+    """The weight names a model folder's safetensors files hold; empty when it holds none."""
+    from safetensors import safe_open
+
+    names: set[str] = set()
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names.update(file.keys())
+    return frozenset(names)
+
+
+def recorded(weights: Iterable[tuple[str, Tensor]], seen: set[str]) -> Iterator[tuple[str, Tensor]]:
+    """Pass the stream on unchanged, noting each name in `seen`."""
+    for name, tensor in weights:
+        seen.add(name)
+        yield name, tensor
+
+
+def require_names(expected: Iterable[str], seen: set[str]) -> None:
+    """Raise RuntimeError when weights of the model were missing from a stream: the engine would keep older ones."""
+    missing = sorted(set(expected) - seen)
+    if missing:
+        raise RuntimeError(
+            f"weight sync left out {len(missing)} weights ({', '.join(missing[:3])}, ...): the engine would go on with "
+            "older ones. Stream every parameter under its Hugging Face name (rollout.weights.full_weights does)"
+        )
