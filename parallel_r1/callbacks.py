@@ -165,7 +165,9 @@ def print_summary(records: Sequence[StageRecord], root: Path) -> None:
                 _change(record, tier, "critical_tokens", ".1f"),
                 f"{record.after.get(f'{tier}/n', 0):.0f}",
             )
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    console.width = max(console.width, 130)  # a narrow terminal may wrap lines, but never cells
+    console.print(table)
 
 
 def _change(record: StageRecord, tier: str, metric: str, form: str, spread: str | None = None) -> str:

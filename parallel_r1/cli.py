@@ -8,7 +8,10 @@ unknown key is refused with its name.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,9 @@ from parallel_r1.callbacks import RolloutTable, StageLogger, StageProgress, prin
 from parallel_r1.curriculum import Curriculum, Stage, write_json
 from parallel_r1.policy import PolicySource
 from parallel_r1.rollout.engine import RolloutEngine
+from parallel_r1.shell import TASKS
 
 DEFAULT_ENGINE = {"class_path": "parallel_r1.rollout.vllm_engine.VLLMEngine"}
-_TASKS = {
-    "fit": "Train the stages of a curriculum that are not finished yet.",
-    "validate": "Evaluate stages on their validation problems.",
-    "test": "Evaluate stages on their test problems.",
-    "predict": "Answer the problems of a stage's data.",
-}
 
 
 class CurriculumCLI(LightningCLI):
@@ -56,7 +54,11 @@ class CurriculumCLI(LightningCLI):
                 "log_every_n_steps": 1,
                 "inference_mode": False,  # the engine's and the policy's tensors are trained and overwritten later
             },
-            parser_kwargs={"prog": "python -m parallel_r1"},
+            parser_kwargs={
+                "prog": "python -m parallel_r1",
+                "usage": "python -m parallel_r1 {fit,validate,test,predict} --config FILE [--key=value ...]",
+                "description": "Train language models to think in parallel, stage by stage.",
+            },
             args=None if args == sys.argv[1:] else args,
         )
 
@@ -82,10 +84,11 @@ class CurriculumCLI(LightningCLI):
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Build only the options of the subcommand that is asked for: each set takes a second."""
-        asked = next((arg for arg in self._args if arg in _TASKS), None)
-        actions = parser.add_subcommands()
-        for task, text in _TASKS.items():
-            sub = self.init_parser(description=text)
+        asked = next((arg for arg in self._args if arg in TASKS), None)
+        actions = parser.add_subcommands(prog="python -m parallel_r1")
+        for task, text in TASKS.items():
+            usage = f"python -m parallel_r1 {task} --config FILE [--key=value ...]"
+            sub = self.init_parser(description=text, usage=usage)
             if task == asked:
                 self._add_arguments(sub)
             actions.add_subcommand(task, sub, help=text)
@@ -148,6 +151,8 @@ def stage_names(args: list[str]) -> list[str]:
     for arg in args:
         if arg.startswith(prefix) and (name := arg[len(prefix) :].split(".")[0].split("=")[0]) not in names:
             raise ValueError(f"{arg}: there is no stage {name!r}; the stages are {', '.join(names) or 'none'}")
+    if not names and {"-h", "--help"} & set(args):
+        return ["NAME"]  # shows a stage's options
     return list(names)
 
 
@@ -163,6 +168,7 @@ def _values(args: list[str], flags: tuple[str, ...]) -> list[str]:
 def main(args: list[str] | None = None) -> None:
     """Entry point. A user's mistake ends in one message and exit status 2, before any model is loaded."""
     args = sys.argv[1:] if args is None else args
+    quiet_libraries()
     try:
         cli = CurriculumCLI(args)
         curriculum = cli.curriculum()
@@ -179,6 +185,27 @@ def main(args: list[str] | None = None) -> None:
         print(f"summary: {curriculum.root / 'summary.json'}   watch: tensorboard --logdir {curriculum.root}/tensorboard")
     else:
         report(task, curriculum.evaluate(task), curriculum.root)
+
+
+# what libraries say that a user can do nothing about
+_NOISE = (
+    r".*`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r".*`torch.distributed.reduce_op` is deprecated",
+    r".*does not have many workers",
+    r".*Consider setting `persistent_workers",
+    r".*module\(s\) in eval mode at the start of training",
+)
+_CHATTER = ("💡 Tip", "GPU available", "TPU available", "HPU available", "`Trainer.", "Trainer already configured")
+
+
+def quiet_libraries() -> None:
+    """Keep the terminal for what concerns the user: progress, warnings about the run, errors."""
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message=message)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith((*_CHATTER, "Seed set")))
 
 
 def report(task: str, results: dict[str, Any], root: Path) -> None:

@@ -115,9 +115,10 @@ class Curriculum:
                 self._check_start(stage.init_from, names[:i])
             except (ValueError, FileNotFoundError) as error:
                 raise type(error)(f"stage {name}: {error}") from error
-            if task == "fit" and not stage.trainer.max_steps:
+            if task == "fit" and (stage.trainer.max_steps or 0) < 1:
                 raise ValueError(
-                    f"stage {name}: curriculum.stages.{name}.trainer.max_steps is not set; give its optimizer steps"
+                    f"stage {name}: curriculum.stages.{name}.trainer.max_steps is {stage.trainer.max_steps}; give the "
+                    "number of its optimizer steps"
                 )
 
     def _check_start(self, init_from: str, earlier: list[str]) -> None:

@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -81,7 +79,8 @@ class PolicySource:
             model, tokenizer = self.init.build(seed)
             model = model.to(getattr(torch, self.dtype))
         else:
-            model, tokenizer = self._load(str(Path(self.name).expanduser() if Path(self.name).exists() else self.name))
+            local = Path(self.name).expanduser()
+            model, tokenizer = self._load(str(local) if local.exists() else self.name)
         add_tags(model, tokenizer)
         _save(model.config, tokenizer, {k: v for k, v in model.state_dict().items()}, folder, model)
         return folder
@@ -115,13 +114,25 @@ class Policy:
     folder: Path
 
     def logits(self, batch: PolicyBatch) -> Tensor:
-        """[R, T, V] logits of a batch under its positions and visibility."""
-        mask = None
-        if batch.visible is not None:
-            mask = batch.visible[:, None]  # a head axis; a 4-D mask is taken by transformers as it is
+        """[R, T, V] logits of a batch under its positions and visibility.
+
+        Raises ValueError for a visibility that the model's attention cannot follow.
+        """
+        mask = None if batch.visible is None else self._attention_mask(batch.visible)
         return self.model(
             input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
         ).logits
+
+    def _attention_mask(self, visible: Tensor) -> Tensor:
+        # transformers takes a 4-D mask as it is, so it must come in the form the attention in use reads
+        kind = self.model.config._attn_implementation
+        mask = visible[:, None]  # a head axis
+        if kind == "sdpa":
+            return mask
+        if kind == "eager":  # adds the mask to the scores: a bool would bias them by one instead of hiding anything
+            dtype = self.model.get_input_embeddings().weight.dtype
+            return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        raise ValueError(f"policy.attn_implementation={kind!r} cannot isolate paths: choose sdpa or eager")
 
     def logprobs(self, batch: PolicyBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probability of every token given what it sees, and the entropy there. Both [R, T] float32; column 0 is 0."""
@@ -138,7 +149,9 @@ class Policy:
 def load_policy(folder: Path, source: PolicySource) -> Policy:
     """Load a prepared folder for training. Raises ValueError if a tag is missing from its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -195,9 +208,11 @@ def add_tags(model: nn.Module, tokenizer: PreTrainedTokenizerBase, scale: float 
         tables.append(model.get_output_embeddings().weight)
     for number, table in enumerate(tables):
         same = _with_equal_rows(table, ids)
+        # rows that a resize added hold random numbers: they may not decide where a tag starts
+        own_norm = scale * float(table[:rows].detach().float().norm(dim=1).median())
         for tag in TAGS:
             if tag in new or tag in same:
-                _start_row(table, ids[tag], pieces[tag], seed=1000 * number + TAGS.index(tag), scale=scale)
+                _start_row(table, ids[tag], pieces[tag], seed=1000 * number + TAGS.index(tag), own_norm=own_norm)
     return new
 
 
@@ -207,13 +222,12 @@ def _with_equal_rows(table: Tensor, ids: dict[str, int]) -> set[str]:
 
 
 @torch.no_grad()
-def _start_row(table: Tensor, row: int, pieces: list[int], seed: int, scale: float) -> None:
+def _start_row(table: Tensor, row: int, pieces: list[int], seed: int, own_norm: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     known = [i for i in pieces if i != row]
     mean = table[known].float().mean(dim=0) if known else table.float().mean(dim=0)
     own = torch.randn(table.shape[1], generator=generator)
-    typical = table.float().norm(dim=1).median()
-    table[row] = (mean + scale * typical * (own / own.norm()).to(mean.device)).to(table.dtype)
+    table[row] = (mean + own_norm * (own / own.norm()).to(mean.device)).to(table.dtype)
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -236,17 +250,3 @@ def _save(
     tokenizer.save_pretrained(draft)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
-
-
-def same_architecture(a: Path, b: Path) -> bool:
-    """Do two model folders hold the same architecture (config.json equal up to names and versions)?"""
-    skip = ("_name_or_path", "transformers_version")
-
-    def read(folder: Path) -> dict:
-        config = json.loads((folder / "config.json").read_text())
-        return {k: v for k, v in config.items() if k not in skip}
-
-    return read(a) == read(b)
-
-
-WrapModel = Callable[[nn.Module], nn.Module]

@@ -156,6 +156,7 @@ def induction_init(model: nn.Module, frequencies: int = 6, noise: float = 0.3, o
         attention.q_norm.weight.fill_(1.5)  # RMS norms bound the logits: a gain makes attention sharp from the start
         attention.k_norm.weight.fill_(1.5)
     second.o_proj.weight.copy_(second.v_proj.weight.T)
+    frequencies = min(frequencies, dim // 2)
     phase = config.rope_parameters["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)  # rotary angle of one position
     for head in range(config.num_attention_heads):
         rows = slice(head * dim, (head + 1) * dim)

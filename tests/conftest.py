@@ -87,4 +87,6 @@ def untied_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", params=["llama", "qwen2"])
 def other_model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny models of other architectures."""
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / request.param, request.param, tied=request.param == "qwen2")
+    return write_tiny_model(
+        tmp_path_factory.mktemp("tiny") / request.param, request.param, tied=request.param == "qwen2"
+    )

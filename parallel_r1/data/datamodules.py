@@ -116,7 +116,7 @@ class DAPOMath(SourceDataModule):
 
 
 class MATH(SourceDataModule):
-    """The MATH problems: columns `problem`, `level`, `type` (or `subject`), and `answer` or `solution`."""
+    """The MATH problems: columns `problem`, `level`, `type` (or `subject`), and `solution` or `answer`."""
 
     hub_id, tier = "DigitalLearningGmbH/MATH-lighteval", "math"
 
@@ -141,6 +141,8 @@ class MATH(SourceDataModule):
         return sources.math(row)
 
     def reject(self, problem: Problem) -> str | None:
+        if problem.answer == sources.UNKNOWN:
+            return "an empty box for an answer"
         if self.levels is not None and problem.meta["level"] not in self.levels:
             return "another level"
         if self.subjects is not None and problem.meta["subject"].lower() not in self.subjects:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallel_r1.data.datamodules import ProblemDataModule, Split
-from parallel_r1.data.doors import ROOMS_OF_TIER, make_problems
+from parallel_r1.data.doors import ROOMS, ROOMS_OF_TIER, make_problems
 from parallel_r1.types import Problem
 
 
@@ -40,6 +40,9 @@ class EmbeddedTask(ProblemDataModule):
                 raise ValueError(f"EmbeddedTask has no tier {name!r}; choose from {', '.join(ROOMS_OF_TIER)}")
         if doors not in (2, 3):
             raise ValueError(f"EmbeddedTask.doors={doors}: choose 2 or 3")
+        for name in [*train, *eval_tiers]:
+            if (doors + 1) * (max(ROOMS_OF_TIER[name]) + 1) > len(ROOMS):
+                raise ValueError(f"EmbeddedTask: tier {name!r} has too few room names for doors={doors}; choose 2")
         if parallel_share < 0 or late_share < 0 or parallel_share + late_share > 1:
             raise ValueError(
                 f"EmbeddedTask: parallel_share={parallel_share} and late_share={late_share} must be shares of one whole"

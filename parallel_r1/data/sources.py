@@ -64,10 +64,18 @@ def gsm8k(row: Row) -> Problem:
 
 
 def math(row: Row) -> Problem:
-    """MATH: `problem`, `level` (`Level 5` or 5), `type` or `subject`; gold in `answer`, else boxed in `solution`."""
+    """MATH: `problem`, `level` (`Level 5` or 5), `type` or `subject`; gold boxed in `solution`, else in `answer`.
+
+    The box comes first, since copies of the set exist whose `answer` was cut at the first closing brace. A solution
+    with an empty box has lost its answer: it is then UNKNOWN.
+    """
     level = re.search(r"\d", str(row.value("level")))  # a few rows say `Level ?`
     subject = row.text("type", "subject")
-    return _problem(row.text("problem"), _gold(row), level=int(level[0]) if level else None, subject=subject)
+    box = last_boxed(row.text("solution")) if row.values.get("solution") or "answer" not in row.values else None
+    if box is None and "answer" not in row.values:
+        raise row.error("'solution' holds no \\boxed{} answer")
+    answer = row.text("answer") if box is None else box or UNKNOWN
+    return _problem(row.text("problem"), answer, level=int(level[0]) if level else None, subject=subject)
 
 
 def dapo(row: Row) -> Problem:
@@ -113,16 +121,23 @@ UNKNOWN = "(unknown)"
 
 def _gold(row: Row) -> str:
     if row.values.get("answer") is not None or "solution" not in row.values:
-        return row.text("answer")
-    return row.as_text(last_boxed(row.text("solution")) or "", "last \\boxed{} of solution")
+        answer = row.text("answer")
+        if answer.count("{") == answer.count("}"):
+            return answer  # else it was cut, see `math`
+    return row.as_text(last_boxed(row.text("solution")) or "", "boxed answer of solution")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` or `\fbox{...}` of a text, braces balanced, else None. Linear time."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
+    r"""What stands in the last `\boxed{...}` of a text, braces balanced, or after a bare `\boxed `; None without one.
+
+    An `\fbox` counts as well. Linear in the length of the text.
+    """
+    boxes = list(re.finditer(r"\\(?:boxed|fbox)\s*(?=[{\w])", text))
+    if not boxes:
         return None
-    begin = text.index("{", start)
+    begin = boxes[-1].end()
+    if text[begin] != "{":
+        return re.match(r"\w+", text[begin:])[0]
     depth = 0
     for i in range(begin, len(text)):
         depth += (text[i] == "{") - (text[i] == "}")
@@ -258,8 +273,8 @@ def collect(
 class Overlap:
     """Problems of a benchmark that also stand in a training set.
 
-    same: with the same identity; similar: of other identity, but with the same letters and digits outside LaTeX commands
-    and the same answer (one copy often differs from another in spaces, braces or the display style alone).
+    same: with the same identity; similar: of other identity, but with the same letters and digits and the same answer.
+    Copies often differ in spaces, braces or display style alone; seldom, so do two problems that differ in a sign.
     """
 
     same: int = 0
@@ -282,5 +297,9 @@ def contamination(train: Iterable[Problem], benchmark: Iterable[Problem]) -> dic
     return found
 
 
+# LaTeX that changes the looks of a formula, not its meaning. Other commands (`\sin`) count as letters.
+_LOOKS = r"\\(?:left|right|[dt]?frac|[lc]?dots|text|mathrm|mbox|displaystyle|overline|bar|circ|[bB]igg?)(?![A-Za-z])"
+
+
 def _bare(question: str) -> str:
-    return re.sub(r"\\[A-Za-z]+|[\W_]+", "", question).casefold()
+    return re.sub(rf"{_LOOKS}|[\W_]", "", question).casefold()

@@ -172,6 +172,10 @@ class StageModule(L.LightningModule):
         wanted = int(self.over_ranks(torch.tensor(float(len(parts))), "max"))
         return [self.collate(part) for part in parts + [[EMPTY_ROW]] * (wanted - len(parts))]
 
+    def share(self) -> tuple[int, int]:
+        """(rank, ranks): which part of a global batch is here."""
+        return self.global_rank, self.trainer.world_size
+
     def over_ranks(self, value: Tensor, op: str = "sum") -> Tensor:
         """Reduce a value over all ranks; on one rank, the value itself."""
         return self.trainer.strategy.reduce(value.to(self.device), reduce_op=op)
@@ -214,19 +218,17 @@ class StageModule(L.LightningModule):
         self.responder.refresh()
         self._metrics = {mode: TierMetrics(tiers).to(self.device) for mode in self.eval_modes}
         self.shown = []
-        self._evaluated = 0
 
     def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
-        self._evaluate(problems, _VALIDATION)
+        self._evaluate(problems, batch_idx, _VALIDATION)
 
     def test_step(self, problems: list[Problem], batch_idx: int) -> None:
-        self._evaluate(problems, _TEST)
+        self._evaluate(problems, batch_idx, _TEST)
 
-    def _evaluate(self, problems: list[Problem], stream: int) -> None:
-        first = self._evaluated * self.trainer.world_size + self.global_rank * len(problems)
-        self._evaluated += len(problems)
+    def _evaluate(self, problems: list[Problem], batch_idx: int, stream: int) -> None:
+        first = batch_idx * self.trainer.datamodule.val_batch_size
         for mode, metrics in self._metrics.items():
-            rollouts = self.responder.respond(problems, stream, first_sample=first, mode=mode)
+            rollouts = self.responder.respond(problems, stream, share=self.share(), first=first, mode=mode)
             judged = self.responder.judge(problems, rollouts)
             metrics.update(judged)
             if mode == self.eval_modes[0] and len(self.shown) < 8:
@@ -244,12 +246,13 @@ class StageModule(L.LightningModule):
             for key, value in metrics.compute().items():
                 tier, name = key.split("/")
                 self.evaluation[key if mode == "free" else f"{tier}/forced_{mode}/{name}"] = value
-        self.log_dict({f"{split}/{key}": float(value) for key, value in self.evaluation.items()}, rank_zero_only=True)
+        self.log_dict({f"{split}/{key}": float(value) for key, value in self.evaluation.items()}, sync_dist=True)
 
     def predict_step(self, problems: list[Problem], batch_idx: int) -> list[Judged]:
         self.responder.refresh()
-        first = batch_idx * len(problems) * self.trainer.world_size + self.global_rank
-        return self.responder.judge(problems, self.responder.respond(problems, _PREDICTION, first_sample=first))
+        first = batch_idx * self.trainer.datamodule.val_batch_size
+        rollouts = self.responder.respond(problems, _PREDICTION, share=self.share(), first=first)
+        return self.responder.judge(problems, rollouts)
 
     # ------------------------------------------------------------------ hand-over
 

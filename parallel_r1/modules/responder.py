@@ -81,15 +81,18 @@ class Responder:
         problems: Sequence[Problem],
         iteration: int,
         group_size: int = 1,
-        first_sample: int = 0,
+        share: tuple[int, int] = (0, 1),
+        first: int = 0,
         mode: Mode = "free",
         temperature: float | None = None,
     ) -> list[Rollout]:
         """Sample `group_size` responses a problem, problem by problem: [P * G].
 
-        first_sample: index of the first response in the global batch, so that no two ranks share a seed. mode
-        `parallel` starts every response with `<Parallel>`, `sequential` bans the tags.
+        share: (rank, ranks). Problem p here is problem first + p * ranks + rank of the global batch, and the seed of a
+        response depends on that alone: no two ranks share one, and their number changes nothing. mode `parallel` starts
+        every response with `<Parallel>`, `sequential` bans the tags.
         """
+        rank, ranks = share
         if self.weights_changed:
             raise RuntimeError("the engine's weights are stale: call refresh() on every rank before respond()")
         prefix = (self.policy.tags.parallel,) if mode == "parallel" else ()
@@ -97,7 +100,7 @@ class Responder:
             Request(
                 self.prompt_ids(problem),
                 self.generation.max_tokens,
-                request_seed(self.seed, iteration, first_sample + p * group_size + g),
+                request_seed(self.seed, iteration, (first + p * ranks + rank) * group_size + g),
                 prefix,
             )
             for p, problem in enumerate(problems)

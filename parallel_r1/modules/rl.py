@@ -86,7 +86,7 @@ class RLModule(StageModule):
             problems,
             iteration=self.session.step_offset + iteration,
             group_size=self.group_size,
-            first_sample=self.first_sample(len(problems)),
+            share=self.share(),
         )
         rollout_s = time.perf_counter() - start
         judged = self.responder.judge([p for p in problems for _ in range(self.group_size)], rollouts)
@@ -101,11 +101,6 @@ class RLModule(StageModule):
         self.log_rollouts(rollouts, judged, scores, advantages, rollout_s)
         self.log_dict({**update, "time/sync_s": sync_s, "time/update_s": update_s}, rank_zero_only=True)
         self.guard(update["rollout_logprob_gap/max"])
-
-    def first_sample(self, problems: int) -> int:
-        """Index of this rank's first response in the global batch (ranks may hold unequal shares)."""
-        counts = self.all_gather(torch.tensor(problems, device=self.device)).view(-1)
-        return int(counts[: self.global_rank].sum()) * self.group_size
 
     def update(self, rollouts: list[Rollout], advantages: Tensor) -> dict[str, float]:
         """`mini_batches` optimizer steps on rollouts [P * G] with advantages [P, G]. Returns what happened."""

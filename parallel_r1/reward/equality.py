@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from parallel_r1.reward.exact import Exact, is_arithmetic, same_number, scaled
 from parallel_r1.reward.normalize import clean
-from parallel_r1.reward.quantities import COUNTED, number_in_words
+from parallel_r1.reward.quantities import COUNTED, MONTHS, in_full, number_in_words
 from parallel_r1.reward.values import (
     Based,
     Interval,
@@ -35,7 +35,9 @@ from parallel_r1.reward.values import (
 Leaf = Callable[[str, str], bool]
 """(gold, answer) -> whether two LaTeX expressions, equations or inequalities are the same."""
 
+MAX_NESTING = 40
 _AMBIGUOUS = re.compile(r"\d,\d\d")
+_VARIABLE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _CENT = Fraction(1, 100)
 
 
@@ -46,10 +48,14 @@ def same_answer(gold: str, answer: str, leaf: Leaf) -> bool:
         return False
     if _squeezed(g) == _squeezed(a):
         return True
+    if not _balanced(a):
+        return False
     if (chosen := _same_choice(plain(g), plain(a))) is not None:
         return chosen
-    a = _without_choice(a)
-    letters = not re.search(r"[a-zA-Z]", g)
+    if not _GOLD_CHOICE.fullmatch(plain(g)):
+        a = _without_choice(a)
+    # A lone letter behind a number is a unit where the gold answer shows no variable.
+    letters = bool(re.fullmatch(r"[\d.,/]+ [a-zA-Z]", g)) or not _VARIABLE.search(re.sub(r"\\text\{[^{}]*\}", "", g))
     if _equal(read(g, Reading(letters=letters)), read(a, Reading(letters=letters)), leaf):
         return True
     if _AMBIGUOUS.search(g) or _AMBIGUOUS.search(a):  # 1,234: one number, or two
@@ -60,6 +66,16 @@ def same_answer(gold: str, answer: str, leaf: Leaf) -> bool:
 def _squeezed(text: str) -> str:
     """Without the white space that means nothing (between digits it may: 3 1/2)."""
     return re.sub(r"(?<!\d) +| +(?!\d)", "", text)
+
+
+def _balanced(text: str) -> bool:
+    """Whether every brace has its partner and none is nested so deep that only a machine could have meant it."""
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if not 0 <= depth <= MAX_NESTING:
+            return False
+    return depth == 0
 
 
 # -- multiple choice
@@ -99,7 +115,10 @@ def _equal(gold: Value, answer: Value, leaf: Leaf) -> bool:
     if isinstance(gold, Matrix) or isinstance(answer, Matrix):
         return _matrices_equal(gold, answer, leaf)
     if isinstance(gold, Words) and isinstance(answer, Words):
-        return _words(gold.text) == _words(answer.text)
+        if _words(gold.text) == _words(answer.text):
+            return True
+        lists = _opened(gold), _opened(answer)
+        return all(isinstance(value, Many) for value in lists) and _many_equal(*lists, leaf)
     if isinstance(gold, Many) or isinstance(answer, Many):
         return _many_equal(gold, answer, leaf)
     if isinstance(gold, Based) or isinstance(answer, Based):
@@ -163,8 +182,6 @@ def _times(tex: str, factor: Fraction) -> str:
 
 # -- words
 
-_MONTHS = "january february march april may june july august september october november december".split()
-_DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
 _ARTICLES = frozenset(["the", "a", "an"])
 
 
@@ -172,8 +189,8 @@ def _words(text: str) -> tuple[str, ...]:
     """The words of a text, as compared: no case, articles or punctuation; dates in one order; days and months in full."""
     words = re.findall(r"[^\W_]+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", text.casefold()))
     words = [word for word in words if word not in _ARTICLES] or words
-    full = [next((name for name in (*_MONTHS, *_DAYS) if len(word) >= 3 and name.startswith(word)), word) for word in words]
-    return tuple(sorted(full)) if any(word in _MONTHS for word in full) else tuple(full)
+    full = [in_full(word) for word in words]
+    return tuple(sorted(full)) if any(word in MONTHS for word in full) else tuple(full)
 
 
 def _words_equal_quantity(gold: Quantity | Words, answer: Quantity | Words) -> bool:

@@ -31,32 +31,41 @@ _ARITHMETIC = re.compile(r"(?:\\(?:frac|binom|cdot|times|div)(?![a-zA-Z])|[\d\s.
 
 def is_arithmetic(text: str) -> bool:
     """Whether a text is made of numbers and rational operations alone, so that `evaluate` has the last word on it."""
-    return bool(_ARITHMETIC.fullmatch(text))
+    return bool(_ARITHMETIC.fullmatch(text)) and not _evaluate(text)[1]
 
 
 class _NoValueError(Exception):
     """Not a rational number that this reader understands."""
 
 
+class _IrrationalError(_NoValueError):
+    """A root that is not a rational number."""
+
+
 class _TooBigError(Exception):
     """A value or an intermediate one is beyond MAX_BITS."""
 
 
-@lru_cache(maxsize=4_096)
 def evaluate(text: str) -> Exact | None:
     """The value of a cleaned expression of numbers alone, or None. Never raises; bounded in time and memory."""
+    return _evaluate(text)[0]
+
+
+@lru_cache(maxsize=4_096)
+def _evaluate(text: str) -> tuple[Exact | None, bool]:
+    """(the value or None, whether it is None for a root that is irrational)."""
     tokens = _tokens(text)
     if tokens is None:
-        return None
+        return None, False
     try:
-        return _Reader(tokens, None).all()
+        return _Reader(tokens, None).all(), False
     except _TooBigError:
         try:
-            return tuple(_Reader(tokens, prime).all() for prime in PRIMES)
+            return tuple(_Reader(tokens, prime).all() for prime in PRIMES), False
         except (_NoValueError, _TooBigError):
-            return None
-    except _NoValueError:
-        return None
+            return None, False
+    except _NoValueError as error:
+        return None, isinstance(error, _IrrationalError)
 
 
 def same_number(a: Exact, b: Exact) -> bool:
@@ -135,7 +144,7 @@ class _Reader:
         return False
 
     def after_bracket(self) -> bool:
-        return self.at > 0 and self.tokens[self.at - 1][1] in (")", "}")
+        return self.at > 0 and self.tokens[self.at - 1][1] in (")", "}", "!")
 
     def need(self, text: str) -> None:
         if not self.take(text):
@@ -272,7 +281,7 @@ class _Reader:
             if self.take("-"):
                 return -self.nested(self.exponent)
             base = self.nested(self.atom)
-            return self.power(base, self.exponent()) if self.take("^") else base  # towers hang to the right
+            return self.power(base, self.nested(self.exponent)) if self.take("^") else base  # towers hang to the right
         except _TooBigError:
             raise _NoValueError from None
         finally:
@@ -353,10 +362,10 @@ def _root(value: Fraction | int, degree: int) -> Fraction:
     value = Fraction(value)
     sign = -1 if value < 0 and degree % 2 else 1
     if value * sign < 0:
-        raise _NoValueError
+        raise _IrrationalError
     top, bottom = _integer_root(abs(value.numerator), degree), _integer_root(value.denominator, degree)
     if top**degree != abs(value.numerator) or bottom**degree != value.denominator:
-        raise _NoValueError
+        raise _IrrationalError
     return Fraction(sign * top, bottom)
 
 

@@ -23,8 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallel_r1.reward.answers import Extraction, Undecided, Verdict, extract, judge, undecided
+from parallel_r1.reward.answers import Undecided, Verdict, extract, judge, undecided
+from parallel_r1.reward.extraction import Extraction
 
+_Key = tuple[str, Extraction]
 TIMEOUT_S = 5.0
 MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 120.0
@@ -58,18 +60,18 @@ class Pool:
         self.timeout_s, self.memory_bytes = timeout_s, memory_bytes
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
-        self._cache: OrderedDict[tuple[str, tuple[str, ...]], Verdict] = OrderedDict()
+        self._cache: OrderedDict[_Key, Verdict] = OrderedDict()
 
     def grade(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """See `grade`. Concurrent calls take turns; each has all the workers to itself."""
         verdicts: list[Verdict | None] = [None] * len(items)
-        waiting: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        waiting: dict[_Key, list[int]] = {}
         for i, (gold, response) in enumerate(items):
             found = extract(response)
             try:
                 verdicts[i] = judge(gold, found, undecided)
             except Undecided:
-                waiting.setdefault((gold, found.answers), []).append(i)
+                waiting.setdefault((gold, found), []).append(i)
         if waiting:
             with self._lock:
                 for key, verdict in self._compare(list(waiting)).items():
@@ -88,7 +90,7 @@ class Pool:
         """Process ids of the live workers."""
         return [worker.process.pid for worker in self._workers if worker.process.poll() is None]
 
-    def _compare(self, keys: list[tuple[str, tuple[str, ...]]]) -> dict[tuple[str, tuple[str, ...]], Verdict]:
+    def _compare(self, keys: list[_Key]) -> dict[_Key, Verdict]:
         done = {key: self._cache[key] for key in keys if key in self._cache}
         queue = deque(_Job(key) for key in keys if key not in done)
         while len(self._workers) < min(self.size, len(queue)):
@@ -169,7 +171,7 @@ class Pool:
 
 @dataclass(eq=False)
 class _Job:
-    key: tuple[str, tuple[str, ...]]
+    key: _Key
     attempts: int = 0
 
 
@@ -204,9 +206,9 @@ class _Worker:
 
     def send(self, job: _Job, timeout_s: float) -> bool:
         """Give it a job. False when it is no longer there. The job is far smaller than a pipe, so this cannot block."""
-        gold, answers = job.key
+        gold, found = job.key
         try:
-            self.process.stdin.write((json.dumps([timeout_s, gold, answers]) + "\n").encode())
+            self.process.stdin.write((json.dumps([timeout_s, gold, found.answers, found.where]) + "\n").encode())
         except OSError:
             return False
         job.attempts += 1

@@ -38,9 +38,9 @@ _SYNONYMS = {
     "tbinom": "binom", "ast": "cdot", "cdotp": "cdot", "bullet": "cdot", "lbrace": "{", "rbrace": "}", "lbrack": "[",
     "rbrack": "]", "dots": "ldots", "cdots": "ldots", "degree": "°", "degrees": "°", "bigcup": "cup", "backslash": "setminus",
     "doteq": "approx", "simeq": "approx", "imath": "i", "R": "reals", "Reals": "reals", "lor": "or", "vee": "or",
-    "land": "and", "wedge": "and", "euro": "€", "pounds": "£", "textdollar": "$", "dollar": "$", "arcsec": "arcsec",
+    "land": "and", "wedge": "and", "euro": "€", "pounds": "£", "colon": ":",
 }  # fmt: skip
-_BARE = {"°": "°", "[": "[", "]": "]", "i": "i", "or": r"\text{ or }", "and": r"\text{ and }", "€": "€", "£": "£"}
+_BARE = {"°": "°", "[": "[", "]": "]", "i": "i", "or": r"\text{ or }", "and": r"\text{ and }", "€": "€", "£": "£", ":": ":"}
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _SPACE = re.compile(
     r"\\(?:quad|qquad|thinspace|enspace|medspace|thickspace|hfill|space|nobreakspace|newline|par|phantom\s*-)(?![a-zA-Z])"
@@ -87,6 +87,7 @@ def clean(text: str) -> str:
     text = re.sub(r"(\.\d+)\.{3,}", r"\1\\ldots ", text)
     text = _GROUPED_COMMA.sub("", text)
     text = _GROUPED_MARK.sub(lambda m: "." if m[1] == "," and m.start() else m[1], text)
+    text = re.sub(r"(?<![a-zA-Z])\{([-+])\}", r"\1", text)
     text = _POWER.sub("^", text).replace("**", "").replace("__", "")
     text = _DEGREES.sub("°", text)
     text = _texts(_BLACKBOARD.sub(r"\\reals ", text))
@@ -185,6 +186,10 @@ def _texts(text: str) -> str:
             return "\\" + word + " "
         if len(word) == 1 and not match[0].startswith((r"\text", r"\mbox")):
             return word
+        if word in (".", ",", ";", ":"):
+            return ""
+        if word.lower() == "infinity" or word in ("-", "+"):
+            return {"-": "-", "+": "+"}.get(word, r"\infty ")
         if re.fullmatch(r"[\d.,/+\-() ]*\d[\d.,/+\-() ]*", inner) or any(c in inner for c in "\\^_="):
             return "{" + inner + "}" if match[0].startswith(r"\boxed") else f" {inner} "
         return r"\text{" + inner + "}"

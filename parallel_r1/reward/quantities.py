@@ -101,7 +101,7 @@ def _singular(name: str, stem: str) -> Unit | None:
 
 
 _PIECE = re.compile(
-    r"(?P<word>\\text\{[^{}]*\}|(?<![\\a-zA-Z])[a-zA-Z]{2,}\.?|°\s?[CF]?(?![a-zA-Z])|\\\$|[€£¥₹])"
+    r"(?P<word>\\text\{[^{}]*\}|(?<![\\a-zA-Z])an? (?=[a-zA-Z]{2})|(?<![\\a-zA-Z])[a-zA-Z]{2,}\.?|°\s?[CF]?(?![a-zA-Z])|\\\$|[€£¥₹])"
     r"|(?P<letter>(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z]))|(?P<power>\^\s*(?:[23]|\{[23]\})(?!\d))|(?P<link>\s*/\s*(?=[a-zA-Z\\])|\s*[-,]\s*)"
     r"|(?P<space>\s+)|(?P<other>\\[a-zA-Z]+|.)",
     re.DOTALL,
@@ -113,9 +113,13 @@ def split_unit(text: str, letters: bool) -> tuple[str, Unit | None]:
     """(what is before the unit, the unit). letters: a lone letter after a number may be a unit (5m), not a variable."""
     if match := _MONEY.match(text):
         name = re.sub(r"\\text\{|[\s{}.]", "", match[2]).lower()
-        rest, after = split_unit(match[1] + text[match.end() :], letters=False)
+        rest, after = _split_trailing(match[1] + text[match.end() :], letters=False)
         unit = UNITS.get(name.removeprefix("us") if name != "usd" else name, UNITS.get(name, COUNTED))
         return rest, after if after and after.dimension == "dollar" and unit.dimension != "dollar" else unit
+    return _split_trailing(text, letters)
+
+
+def _split_trailing(text: str, letters: bool) -> tuple[str, Unit | None]:
     pieces = [(match.lastgroup, match[0], match.start()) for match in _PIECE.finditer(text)]
     i = len(pieces)
     while i and pieces[i - 1][0] != "other":
@@ -141,12 +145,14 @@ def _may_be_unit(core: str, tail: str) -> bool:
     if "," in tail and not core.rstrip()[-1:].isdigit():
         return False
     first = re.match(r"[a-zA-Z]+", tail)[0]
-    if len(first) > 1 and first.isupper() and first != "USD":  # the name of a triangle
+    if len(first) > 1 and first.isupper() and first.lower() not in UNITS:  # the name of a triangle
         return False
     first = first.lower()
     if _singular(first, first) or first in ("sq", "square", "cubic", "cu"):
         return True
-    return len(first) >= 3 and core.endswith(" ") and any(c.isdigit() for c in core)
+    if core.rstrip().endswith("%"):
+        return True
+    return (len(first) >= 3 or first in ("a", "an", "of")) and core.endswith(" ") and any(c.isdigit() for c in core)
 
 
 _CLOCK = re.compile(
@@ -212,3 +218,16 @@ def number_in_words(text: str) -> Fraction | None:
         else:
             return None
     return Fraction(total + current)
+
+
+MONTHS = "january february march april may june july august september october november december".split()
+DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+
+
+def in_full(word: str) -> str:
+    """A lower-case word, months and days without their abbreviation (`oct`, `mon`)."""
+    return next((name for name in (*MONTHS, *DAYS) if len(word) >= 3 and name.startswith(word)), word)
+
+
+def names_month(text: str) -> bool:
+    return any(in_full(word) in MONTHS for word in re.findall("[a-z]+", text.lower()))

@@ -10,11 +10,23 @@ killed, and never turn what it parsed into a string.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import sympy
+from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Equality, Relational, Unequality
 
+from parallel_r1.reward.exact import evaluate, is_arithmetic
+from parallel_r1.reward.normalize import matching
+
+# Units, boxes and sloppy operators were dealt with before; a variable m is no metre here.
+CONFIG = LatexExtractionConfig(
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False
+    )
+)
+MAX_EXPONENT = 5_000
 DIGITS = (60, 300)
 POINTS = (
     (sympy.Rational(17, 13), sympy.Rational(29, 11), sympy.Rational(7, 5), sympy.Rational(41, 17)),
@@ -27,6 +39,8 @@ POINTS = (
 
 def same(gold: str, answer: str) -> bool:
     """Whether two cleaned LaTeX expressions, equations or inequalities state the same. Raises whatever sympy raises."""
+    if not (_in_bounds(gold) and _in_bounds(answer)):
+        return False
     g, a = _parsed(gold), _parsed(answer)
     if g is None or a is None:
         return False
@@ -37,11 +51,35 @@ def same(gold: str, answer: str) -> bool:
     return bool(verify(g, a, timeout_seconds=None))
 
 
+_POWER = re.compile(r"\^\s*(\{|[-\d]+)")
+_FACTORIAL = re.compile(r"(\d+)\s*!")
+
+
+def _in_bounds(tex: str) -> bool:
+    """Whether the numbers that algebra would write out are of a size that people write: cheap, and only a first net."""
+    if re.search(r"\d{400}", tex) or any(len(n) > 4 for n in _FACTORIAL.findall(tex)):
+        return False
+    for match in _POWER.finditer(tex):
+        end = matching(tex, match.start(1)) if match[1] == "{" else match.end()
+        exponent = tex[match.start(1) : end + 1] if match[1] == "{" else match[1]
+        if match[1] != "{" and tex[end : end + 1] == "^":
+            return False
+        value = evaluate(exponent)
+        if value is None and is_arithmetic(exponent):
+            return False
+        if value is not None and (not isinstance(value, Fraction) or abs(value) > MAX_EXPONENT):
+            return False
+    return True
+
+
 def _parsed(tex: str) -> sympy.Basic | None:
     # Bare text mis-parses, and decimals would become floats.
     tex = re.sub(r"(?<![\w.])(\d*)\.(\d+)", _fraction, tex.replace("°", ""))
-    found = parse(f"${tex}$", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
-    return found[0] if found and isinstance(found[0], (sympy.Basic, sympy.MatrixBase)) else None
+    found = parse(f"${tex}$", [CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
+    if not found or not isinstance(found[0], (sympy.Basic, sympy.MatrixBase)):
+        return None
+    imaginary = {symbol: sympy.I for symbol in found[0].free_symbols if symbol.name == "i"}
+    return found[0].xreplace(imaginary) if imaginary else found[0]
 
 
 def _fraction(match: re.Match) -> str:

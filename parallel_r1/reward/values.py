@@ -15,7 +15,7 @@ from typing import Literal
 
 from parallel_r1.reward.exact import Exact, evaluate
 from parallel_r1.reward.normalize import trim
-from parallel_r1.reward.quantities import UNITS, Unit, clock, split_unit
+from parallel_r1.reward.quantities import UNITS, Unit, clock, names_month, split_unit
 
 MAX_DEPTH = 8
 MAX_ITEMS = 200
@@ -517,7 +517,21 @@ _SEPARATED = re.compile(
 )
 
 
+_SCALE = re.compile(r"(?<=\d)\s*(\\text\{\s*)?(thousand|million|billion|trillion)(?![a-z])\s*\}?", re.IGNORECASE)
+_ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ORDINAL = re.compile(r"(\d{1,9})\s*\^?\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
+_DATE = re.compile(r"(?:on )?(?:\d{1,2}(?:st|nd|rd|th)?(?: of)? [A-Z][a-z]{2,8}\.?|[A-Z][a-z]{2,8}\.? \d{1,2}(?:st|nd|rd|th)?)(?:,? \d{4})?")
+
+
+def _date(text: str, _: Reading) -> Value | None:
+    words = plain(text)
+    return Words(words) if _DATE.fullmatch(words) and names_month(words) else None
+
+
 def _quantity(text: str, reading: Reading) -> Value:
+    if match := _ORDINAL.fullmatch(text):
+        return Quantity(match[1], Fraction(int(match[1])))
+    text = _SCALE.sub(lambda m: rf" \times 10^{{{_ZEROS[m[2].lower()]}}}", text)
     core, unit = split_unit(text, reading.letters)
     percent = core.endswith("%")
     if percent:
@@ -552,6 +566,6 @@ def is_infinite(value: Value) -> bool:
 MINUS_INFINITY, PLUS_INFINITY = Quantity(r"-\infty"), Quantity(r"\infty")
 
 _READERS = (
-    _empty, _matrix, _reals, _compound, _set, _complement, _union, _several, _member, _labelled, _relation, _bracketed, _plus_minus,
+    _empty, _date, _matrix, _reals, _compound, _set, _complement, _union, _several, _member, _labelled, _relation, _bracketed, _plus_minus,
     _based, _ratio,
 )  # fmt: skip

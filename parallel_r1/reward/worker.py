@@ -1,6 +1,6 @@
 """The grading worker: a process of its own that compares answers by math-verify, one job a line.
 
-Run by `grading` as `python -m parallel_r1.reward.worker MEMORY_BYTES`. It reads JSON lines `[seconds, gold, answers]`
+Run by `grading` as `python -m parallel_r1.reward.worker MEMORY_BYTES`. It reads JSON lines `[seconds, gold, answers, where]`
 from standard input and writes one line each, `[correct, reason]`; the first line says `ready`, or why it cannot be. It
 ends when its input ends. Whatever hangs it ends it: an alarm that nothing handles is a second net below the pool's own
 time limit, so that a worker whose parent has gone does not spin for ever.
@@ -40,10 +40,10 @@ def main() -> None:
     _say(out, ["ready"])
 
     for line in sys.stdin:
-        seconds, gold, answers = json.loads(line)
+        seconds, gold, answers, where = json.loads(line)
         signal.alarm(int(seconds) + GRACE_SECONDS)
         try:
-            verdict = judge(gold, Extraction(tuple(answers), ""), same)
+            verdict = judge(gold, Extraction(tuple(answers), where), same)
             reply = [verdict.correct, verdict.reason]
         except MemoryError:
             # The heap is full of what the answer left behind: say so and make room for a fresh process.

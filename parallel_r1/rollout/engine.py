@@ -2,7 +2,7 @@
 
 Every engine keeps this contract, and the tests hold each of them to it:
 - ids in, ids out: nothing is re-tokenised, and no special token is skipped;
-- `Rollout.logprobs` are the log-probabilities of the distribution that was sampled from (after temperature and `banned`);
+- `Rollout.logprobs` are those of the distribution that was sampled from (after temperature and `banned`);
 - the tokens of a request depend on its own prompt and seed alone, not on the rest of the batch (two engines draw
   different tokens from one seed: only their distributions and their greedy tokens agree);
 - after `sync` returns, nothing computed with older weights is used again (prefix caches included);

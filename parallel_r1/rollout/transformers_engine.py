@@ -99,7 +99,8 @@ class TransformersEngine(RolloutEngine):
             batch = todo[at : at + self.max_batch_size]
             rows = [_Row(requests[i]) for i in batch]
             decode(model, rows, sampling)
-            done.update((i, make_rollout(r.request, r.ids, r.logprobs, r.finished)) for i, r in zip(batch, rows, strict=True))
+            for i, row in zip(batch, rows, strict=True):
+                done[i] = make_rollout(row.request, row.ids, row.logprobs, row.finished)
         return [done[i] for i in range(len(requests))]
 
     def close(self) -> None:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 import torch.distributed as dist
 
+from parallel_r1.rollout import vllm_runtime as runtime
 from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, check_requests, make_rollout
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
-from parallel_r1.rollout.vllm_runtime import (
-    RequestLoop,
-    launcher_environment,
-    prepare_environment,
-    quick_sampler,
-    shut_down,
-    trainer_randomness_kept,
-)
-from parallel_r1.rollout.weights import checkpoint_names, recorded, require_names
+from parallel_r1.rollout.weights import parameter_names, recorded, require_names
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from vllm import LLMEngine, SamplingParams
+    from vllm import LLMEngine, RequestOutput, SamplingParams
+
+_CPU_KV_BYTES = 1 << 30
+_CPU_BLOCK_SIZE = 32
+_CPU_BATCHED_TOKENS = 8192
 
 
 class VLLMEngine(RolloutEngine):
@@ -36,15 +34,19 @@ class VLLMEngine(RolloutEngine):
         dtype: "auto" takes the model folder's own (vLLM's "auto" would turn float32 into bfloat16), or its name.
         max_model_len: context in tokens; None takes the model's own.
         max_num_seqs: requests decoded at once.
-        kv_cache_bytes: size of the KV cache. None: 1 GiB on CPU; on GPU whatever `gpu_memory_utilization` leaves.
+        kv_cache_bytes: size of the KV cache. None: 1 GiB on CPU; on GPU what `gpu_memory_utilization` leaves.
         gpu_memory_utilization: share of the device that the engine may take, its weights included. GPU only.
         enable_prefix_caching: compute shared prompts once.
-        block_size: tokens a KV block; only full blocks are shared. None: 32 on CPU (the least its kernels want, and
-            short prompts hit the cache more often), vLLM's choice on GPU.
+        block_size: tokens a KV block; only full blocks are shared. None: 32 on CPU (the least its kernels want: short
+            prompts hit the cache more often), vLLM's choice on GPU.
         enforce_eager: no CUDA graphs, no compilation. None: yes on CPU, no on GPU.
+        cpu_threads: threads while sampling on CPU; None leaves the trainer's number. A tiny model is fastest with 1.
         tensor_parallel: ranks that share one engine; all of them then call with the same requests.
         sleep_level: 2 frees weights and KV cache between rollouts, 1 keeps the weights in CPU memory, 0 keeps
             everything where it is. GPU only.
+
+    weight_version counts the syncs; prompt_tokens and cached_prompt_tokens are those of the last `generate` (forced
+    prefixes included): how many there were, and how many of them the prefix cache spared.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class VLLMEngine(RolloutEngine):
         enable_prefix_caching: bool = True,
         block_size: int | None = None,
         enforce_eager: bool | None = None,
+        cpu_threads: int | None = None,
         tensor_parallel: int = 1,
         sleep_level: Literal[0, 1, 2] = 2,
     ) -> None:
@@ -68,9 +71,11 @@ class VLLMEngine(RolloutEngine):
         self.enable_prefix_caching = enable_prefix_caching
         self.block_size = block_size
         self.enforce_eager = enforce_eager
+        self.cpu_threads = cpu_threads
         self.tensor_parallel = tensor_parallel
         self.sleep_level = sleep_level
         self.weight_version = 0
+        self.prompt_tokens = self.cached_prompt_tokens = 0
         self._engine: LLMEngine | None = None
         self._shutdown: weakref.finalize | None = None
         self._loaded: dict[str, Any] = {}
@@ -87,29 +92,26 @@ class VLLMEngine(RolloutEngine):
             self._weights_known = False
             return
         self.close()
-        prepare_environment()
-        from vllm import EngineArgs, LLMEngine
+        runtime.prepare_environment()
         from vllm.platforms import current_platform
 
         self._on_cpu = current_platform.is_cpu()
-        owns_process_group = not dist.is_initialized()
-        set_num_threads = torch.set_num_threads
-        with trainer_randomness_kept(), launcher_environment() as launcher:
-            arguments = self._arguments(model_dir, dtype) | launcher
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        torch.set_num_threads = set_num_threads
-        gc.unfreeze()  # vLLM freezes all objects of the process: a finished stage's modules would never be collected
-        self._shutdown = weakref.finalize(self, shut_down, self._engine, owns_process_group)
-        self._loaded, self._names = loaded, checkpoint_names(model_dir)
+        self._check_ranks()
+        self._engine, owns_process_group = _launch(self._arguments(model_dir, config, dtype))
+        self._shutdown = weakref.finalize(self, runtime.shut_down, self._engine, owns_process_group)
+        self._loaded, self._names = loaded, parameter_names(model_dir)
         self._weights_known = has_weights(model_dir)
 
-    def _arguments(self, model_dir: Path, dtype: str) -> dict[str, Any]:
-        if self.tensor_parallel > 1 and not (dist.is_initialized() and dist.get_world_size() % self.tensor_parallel == 0):
-            ranks = dist.get_world_size() if dist.is_initialized() else 1
+    def _check_ranks(self) -> None:
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if ranks % self.tensor_parallel:
             raise ValueError(
                 f"tensor_parallel is {self.tensor_parallel}, the trainer has {ranks} rank(s): the engine shares the "
                 "trainer's ranks, so their number must be a multiple of tensor_parallel"
             )
+
+    def _arguments(self, model_dir: Path, config: dict[str, Any], dtype: str) -> dict[str, Any]:
+        """The arguments of vLLM's engine, by its own names."""
         arguments: dict[str, Any] = {
             "model": str(model_dir),
             "load_format": "auto" if has_weights(model_dir) else "dummy",
@@ -117,35 +119,28 @@ class VLLMEngine(RolloutEngine):
             "generation_config": "vllm",  # not the folder's: it could add stops that the caller does not know of
             "dtype": dtype,
             "seed": 0,
+            "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
             "kv_cache_memory_bytes": self.kv_cache_bytes,
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "enable_prefix_caching": self.enable_prefix_caching,
             "block_size": self.block_size,
-            "enforce_eager": bool(self.enforce_eager),
+            "enforce_eager": self._on_cpu if self.enforce_eager is None else self.enforce_eager,
             "tensor_parallel_size": self.tensor_parallel,
-            "enable_sleep_mode": self.sleep_level > 0,
+            "enable_sleep_mode": self.sleep_level > 0 and not self._on_cpu,
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature and bans applied
             "disable_log_stats": True,
         }
-        if self.max_model_len is not None:
-            arguments["max_model_len"] = self.max_model_len
         if self._on_cpu:
-            context = self.max_model_len or self._own_context(model_dir)
+            context = self.max_model_len or config.get("max_position_embeddings") or 0
             arguments |= {
-                "kv_cache_memory_bytes": self.kv_cache_bytes or 1 << 30,
-                "block_size": self.block_size or 32,
-                "enforce_eager": self.enforce_eager is not False,
-                "enable_sleep_mode": False,
-                # Only prompts that are never split give every request the same tokens in every batch.
+                "kv_cache_memory_bytes": self.kv_cache_bytes or _CPU_KV_BYTES,
+                "block_size": self.block_size or _CPU_BLOCK_SIZE,
+                # Prompts are never split: a seed then gives the same tokens whatever else is in the batch.
                 "enable_chunked_prefill": False,
-                "max_num_batched_tokens": max(context, 8192),
+                "max_num_batched_tokens": max(context, _CPU_BATCHED_TOKENS),
             }
         return arguments
-
-    @staticmethod
-    def _own_context(model_dir: Path) -> int:
-        return int(read_config(model_dir)["max_position_embeddings"])
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         engine = self._require_engine()
@@ -154,11 +149,14 @@ class VLLMEngine(RolloutEngine):
         seen: set[str] = set()
         engine.collective_rpc("reload_weights", kwargs={"weights_iterator": recorded(weights, seen)})
         require_names(self._names, seen)
-        # Reloading keeps the prefix cache: prompts would go on with keys and values of the old weights.
-        if not engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be dropped, requests are still running: sync between rollouts")
+        self._drop_cache()
         self._weights_known = True
         self.weight_version += 1
+
+    def _drop_cache(self) -> None:
+        """vLLM keeps its prefix cache when weights change: prompts would go on from keys and values of the old ones."""
+        if not self._require_engine().reset_prefix_cache():
+            raise RuntimeError("the prefix cache could not be dropped: requests are running, sync between rollouts")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Rollout]:
         engine = self._require_engine()
@@ -167,23 +165,32 @@ class VLLMEngine(RolloutEngine):
         model = engine.model_config
         check_requests(requests, sampling, context=model.max_model_len, vocab_size=model.get_vocab_size())
         self._wake("kv_cache")
+        self.prompt_tokens = self.cached_prompt_tokens = 0
         rollouts: dict[int, Rollout] = {}
-        loop = RequestLoop(engine)
-        with trainer_randomness_kept(), quick_sampler(self._on_cpu):
+
+        def keep(index: int, output: RequestOutput) -> None:
+            completion = output.outputs[0]
+            finished = completion.finish_reason == "stop"
+            ids, logprobs = completion.token_ids, completion.logprobs.logprobs
+            rollouts[index] = make_rollout(requests[index], ids, logprobs, finished)
+            self.prompt_tokens += len(output.prompt_token_ids)
+            self.cached_prompt_tokens += output.num_cached_tokens or 0
+
+        with self._sampling_mode(), runtime.RequestLoop(engine) as loop:
             for index, request in enumerate(requests):
                 if len(request.prefix_ids) == request.max_tokens:
                     rollouts[index] = make_rollout(request, (), (), finished=False)
-                    continue
-
-                def keep(output, index=index, request=request) -> None:
-                    completion = output.outputs[0]
-                    rollouts[index] = make_rollout(
-                        request, completion.token_ids, completion.logprobs.logprobs, completion.finish_reason == "stop"
-                    )
-
-                loop.submit(request.prompt_ids + request.prefix_ids, sampling_params(request, sampling), keep)
+                else:
+                    start = request.prompt_ids + request.prefix_ids
+                    loop.submit(start, sampling_params(request, sampling), partial(keep, index))
             loop.run()
         return [rollouts[index] for index in range(len(requests))]
+
+    @contextmanager
+    def _sampling_mode(self) -> Iterator[None]:
+        threads = self.cpu_threads if self._on_cpu else None
+        with runtime.trainer_randomness_kept(), runtime.quick_sampler(self._on_cpu), runtime.cpu_threads(threads):
+            yield
 
     def sleep(self) -> None:
         if self._engine is None or self._on_cpu or self.sleep_level == 0 or self._asleep:
@@ -192,8 +199,8 @@ class VLLMEngine(RolloutEngine):
         self._asleep = {"weights", "kv_cache"}
         self._weights_known = False
 
-    def _wake(self, part: str) -> None:
-        """Bring back one of "weights" and "kv_cache"; the other may stay away until it is needed."""
+    def _wake(self, part: Literal["weights", "kv_cache"]) -> None:
+        """Bring one part back: weights for a sync while the KV cache stays away, the cache only when sampling."""
         if part in self._asleep:
             self._require_engine().wake_up([part])
             self._asleep.discard(part)
@@ -210,6 +217,31 @@ class VLLMEngine(RolloutEngine):
         return self._engine
 
 
+def _launch(arguments: dict[str, Any]) -> tuple[LLMEngine, bool]:
+    """A running vLLM engine, and whether it made the default process group itself (the trainer had none)."""
+    from vllm import EngineArgs, LLMEngine
+
+    owns_process_group = not dist.is_initialized()
+    try:
+        with (
+            runtime.trainer_randomness_kept(),
+            runtime.thread_setter_kept(),
+            runtime.launcher_environment() as launcher,
+        ):
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments, **launcher))
+    except Exception as error:
+        runtime.release_groups(owns_process_group)
+        if "KV cache" in str(error):
+            raise ValueError(
+                f"the KV cache does not hold one response of full length: raise kv_cache_bytes (now "
+                f"{arguments['kv_cache_memory_bytes']}) or gpu_memory_utilization, or lower max_model_len. vLLM says: "
+                f"{error}"
+            ) from error
+        raise
+    gc.unfreeze()  # vLLM freezes every object of the process: a finished stage's modules would never be collected
+    return engine, owns_process_group
+
+
 def sampling_params(request: Request, sampling: Sampling) -> SamplingParams:
     """vLLM's parameters for one request."""
     from vllm import SamplingParams
@@ -222,7 +254,7 @@ def sampling_params(request: Request, sampling: Sampling) -> SamplingParams:
         # Stops by id only: the sampled stop token is part of the output, and nothing else ends a response.
         stop_token_ids=list(sampling.eos_ids),
         ignore_eos=True,
-        # A bias of -inf renormalises the rest exactly; the -100 of the web interface would leave a sharp model a chance.
+        # A bias of -inf renormalises the rest exactly; the web interface's -100 would leave a sharp model a chance.
         logit_bias=dict.fromkeys(sampling.banned, float("-inf")) or None,
         logprobs=0,  # those of the sampled tokens only
         flat_logprobs=True,

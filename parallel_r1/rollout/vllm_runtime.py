@@ -9,8 +9,8 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ def prepare_environment() -> None:
         os.environ.setdefault(key, value)
     if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
         raise RuntimeError(
-            "VLLM_ENABLE_V1_MULTIPROCESSING is set, which moves the engine to a process that weights cannot be streamed "
-            "to: unset it or set it to 0"
+            "VLLM_ENABLE_V1_MULTIPROCESSING is set, which moves the engine to a process that weights cannot be "
+            "streamed to: unset it or set it to 0"
         )
 
 
@@ -65,9 +65,7 @@ def quick_sampler(on_cpu: bool) -> Iterator[None]:
 
     A stance, not an environment variable: the trainer's own torch.compile stays as it is.
     """
-    with ExitStack() as stack:
-        if on_cpu:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+    with torch.compiler.set_stance("force_eager") if on_cpu else nullcontext():
         yield
 
 
@@ -101,23 +99,51 @@ def launcher_environment() -> Iterator[dict[str, Any]]:
                 os.environ[key] = value
 
 
+@contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Run the body with `count` threads, then give the trainer its own number back. None changes nothing."""
+    if count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def thread_setter_kept() -> Iterator[None]:
+    """Keep `torch.set_num_threads` working: vLLM replaces it by a no-op for the whole process when it starts on CPU."""
+    setter = torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = setter
+
+
 def shut_down(engine: LLMEngine, owns_process_group: bool) -> None:
     """Free an engine's memory and its process groups; the default group only where vLLM itself made it."""
     import vllm.v1.engine.core as core
 
     whole = core.cleanup_dist_env_and_memory
     # vLLM ends every shutdown by destroying the default process group, which is the trainer's. There is no switch.
-    core.cleanup_dist_env_and_memory = whole if owns_process_group else _free_own_groups
+    core.cleanup_dist_env_and_memory = lambda: release_groups(owns_process_group)
     try:
         engine.engine_core.shutdown()
     finally:
         core.cleanup_dist_env_and_memory = whole
 
 
-def _free_own_groups() -> None:
-    """What vLLM's `cleanup_dist_env_and_memory` does, short of the default process group."""
+def release_groups(owns_process_group: bool) -> None:
+    """Free vLLM's own process groups and cached memory; the default group too, where vLLM itself made it."""
     from vllm.distributed import parallel_state
 
+    if owns_process_group:
+        parallel_state.cleanup_dist_env_and_memory()
+        return
+    # The same, short of the default group.
     parallel_state.destroy_model_parallel()
     if parallel_state._WORLD is not None:
         parallel_state._WORLD.destroy()
@@ -129,12 +155,23 @@ def _free_own_groups() -> None:
 
 
 class RequestLoop:
-    """Feeds an engine and steps it until nothing is left; what is done with an output may submit more requests."""
+    """Feeds an engine and steps it until nothing is left; what is done with an output may submit more requests.
+
+    A context manager: however its body ends, nothing is left in the engine, where it would block the next weight sync.
+    """
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._waiting: dict[str, Callable[[RequestOutput], None]] = {}
         self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._waiting:
+            self._engine.abort_request(list(self._waiting))
+            self._waiting.clear()
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, done: Callable[[RequestOutput], None]
@@ -146,16 +183,8 @@ class RequestLoop:
         self._waiting[name] = done
 
     def run(self) -> None:
-        """Step until every request has finished, those submitted on the way included.
-
-        Whatever ends it early, nothing is left running: a running request would block the next weight sync.
-        """
-        try:
-            while self._waiting:
-                for output in self._engine.step():
-                    if output.finished:
-                        self._waiting.pop(output.request_id)(output)
-        finally:
-            if self._waiting:
-                self._engine.abort_request(list(self._waiting))
-                self._waiting.clear()
+        """Step until every request has finished, those submitted on the way included."""
+        while self._waiting:
+            for output in self._engine.step():
+                if output.finished:
+                    self._waiting.pop(output.request_id)(output)

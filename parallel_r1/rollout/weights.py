@@ -52,15 +52,13 @@ def _full(parameter: Tensor) -> Tensor:
     return shard.full_tensor()
 
 
-def checkpoint_names(model_dir: Path) -> frozenset[str]:
-    """The weight names a model folder's safetensors files hold; empty when it holds none."""
-    from safetensors import safe_open
+def parameter_names(model_dir: Path) -> frozenset[str]:
+    """The names `full_weights` yields for the model of a folder: tied ones under each name. Loads no weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    names: set[str] = set()
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            names.update(file.keys())
-    return frozenset(names)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    return frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
 
 
 def recorded(weights: Iterable[tuple[str, Tensor]], seen: set[str]) -> Iterator[tuple[str, Tensor]]:

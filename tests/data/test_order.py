@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_r1.data.order import epoch_order, hold_out, index_at, mixed_counts, share, shuffled
@@ -11,6 +11,7 @@ from parallel_r1.types import Problem
 SEEDS = st.integers(0, 2**31)
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 50), seed=SEEDS, epochs=st.integers(1, 4))
 def test_a_walk_shows_everything_once_an_epoch(n: int, seed: int, epochs: int) -> None:
     walk = [index_at(p, n, seed) for p in range(n * epochs)]
@@ -29,6 +30,7 @@ def test_order_is_the_one_of_earlier_releases() -> None:
     assert shuffled("abcdef", "s") == ["e", "f", "a", "d", "b", "c"]
 
 
+@settings(deadline=None)
 @given(items=st.lists(st.integers(), max_size=40), world_size=st.integers(1, 6))
 def test_shares_are_a_partition_with_known_global_indices(items: list[int], world_size: int) -> None:
     shares = [share(items, rank, world_size) for rank in range(world_size)]
@@ -37,6 +39,7 @@ def test_shares_are_a_partition_with_known_global_indices(items: list[int], worl
     assert found == dict(enumerate(items))
 
 
+@settings(deadline=None)
 @given(order=st.permutations(range(30)), size=st.integers(0, 30))
 def test_hold_out_ignores_the_order_of_the_file(order: list[int], size: int) -> None:
     problems = [Problem(str(i), f"q{i}", "1", "t") for i in range(30)]
@@ -48,6 +51,7 @@ def test_hold_out_ignores_the_order_of_the_file(order: list[int], size: int) -> 
 WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=1, max_size=5).map(lambda w: [x / sum(w) for x in w])
 
 
+@settings(deadline=None)
 @given(weights=WEIGHTS, position=st.integers(0, 300))
 def test_mixed_counts_are_the_draws_sorted_by_time(weights: list[float], position: int) -> None:
     draws = sorted(((m + 0.5) / weight, k) for k, weight in enumerate(weights) for m in range(position))
@@ -55,6 +59,7 @@ def test_mixed_counts_are_the_draws_sorted_by_time(weights: list[float], positio
     assert mixed_counts(position, weights) == expected
 
 
+@settings(deadline=None)
 @given(weights=WEIGHTS, position=st.integers(0, 10**7))
 def test_mixed_counts_follow_the_weights(weights: list[float], position: int) -> None:
     now, then = mixed_counts(position, weights), mixed_counts(position + 3, weights)

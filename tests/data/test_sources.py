@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_r1.data import sources
@@ -43,12 +43,14 @@ def test_gsm8k_gold(end: str, gold: str) -> None:
     assert sources.gsm8k(row(question="?", answer=f"text #### in it\n#### {end}")).answer == gold
 
 
-def test_math_gold_is_the_answer_column_else_the_last_box() -> None:
+def test_math_gold_is_the_last_box_else_the_answer_column() -> None:
     common = {"problem": "?", "level": "Level 5", "type": "Algebra"}
     solution = r"First \boxed{1}, then \boxed{\frac{\sqrt{2}}{3}}."
-    assert sources.math(row(**common, solution=solution, answer="7")).answer == "7"
-    problem = sources.math(row(**common, solution=solution, answer=None))
-    assert problem.answer == r"\frac{\sqrt{2}}{3}"
+    for answer in ({"answer": r"\frac{\sqrt{2"}, {"answer": None}, {}):
+        problem = sources.math(row(**common, solution=solution, **answer))
+        assert problem.answer == r"\frac{\sqrt{2}}{3}"
+    assert sources.math(row(**common, solution="no box", answer="7")).answer == "7"
+    assert sources.math(row(**common, solution=r"\boxed{}", answer="$1")).answer == sources.UNKNOWN
     assert problem.meta == {"level": 5, "subject": "Algebra"}
     assert sources.math(row(problem="?", level=3, subject="Geometry", answer="1")).meta["level"] == 3
     assert sources.math(row(problem="?", level="Level ?", type="Geometry", answer="1")).meta["level"] is None
@@ -61,7 +63,8 @@ def test_math_gold_is_the_answer_column_else_the_last_box() -> None:
         (r"\fbox{ 3 }", "3"),
         (r"\boxed{1} \boxed{2", None),
         ("no box", None),
-        (r"\boxed 3", None),
+        (r"so $x = \boxed 3$.", "3"),
+        (r"\boxed{1} \boxed", "1"),
         (r"\boxed{}", ""),
     ],
 )
@@ -101,7 +104,7 @@ def test_dapo_instructions_are_stripped() -> None:
         (
             sources.math,
             {"problem": "?", "level": 1, "type": "A", "solution": "1"},
-            "'last .*boxed.* of solution' is empty",
+            r"'solution' holds no \\boxed\{\} answer",
         ),
         (sources.math, {"problem": "?", "level": 1, "type": "A", "answer": " "}, "'answer' is empty"),
         (sources.dapo, {"prompt": [], "reward_model": {"ground_truth": "1"}}, "'prompt' holds 0 messages"),
@@ -115,6 +118,7 @@ def test_dapo_instructions_are_stripped() -> None:
         ),
         (sources.benchmark, {"text": "?", "answer": "1"}, "no column 'problem' or 'question'"),
         (sources.benchmark, {"problem": "?"}, "no column 'answer'"),
+        (sources.benchmark, {"problem": "?", "solution": "1"}, "'boxed answer of solution' is empty"),
         (
             sources.parallel_gsm8k,
             {"problem": "p", "text": "p", "ground_truth": "1"},
@@ -126,6 +130,12 @@ def test_dapo_instructions_are_stripped() -> None:
 def test_a_row_that_cannot_be_used_says_where_and_why(adapter: sources.Adapter, values: dict, cause: str) -> None:
     with pytest.raises(ValueError, match=rf"^f\.jsonl, row 3: {cause}.*\(columns found: {', '.join(values)}\); "):
         adapter(row(**values))
+
+
+def test_a_benchmark_answer_that_was_cut_is_read_from_the_solution() -> None:
+    values = {"problem": "?", "solution": r"\boxed{\sqrt{3}}"}
+    assert sources.benchmark(row(**values, answer=r"\sqrt{3")).answer == r"\sqrt{3}"
+    assert sources.benchmark(row(**values, answer="7")).answer == "7"
 
 
 def test_questions_without_answers_are_marked() -> None:
@@ -184,6 +194,7 @@ def test_collect_merges_drops_and_counts() -> None:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", "a ", "dddd"]), st.sampled_from("12")), min_size=1))
 def test_every_row_is_accounted_for(pairs: list[tuple[str, str]]) -> None:
     problems, report = collect_pairs(
