@@ -205,8 +205,8 @@ class Curriculum:
             trainer = self.make_trainer(name, 0, stage.overrides())
             stage.module.attach(Session(self.source, self.engine, folder, self.seed))
             if task == "predict":
-                batches = trainer.predict(stage.module, datamodule=stage.data)
-                results[name] = [judged for batch in batches for judged in batch]
+                trainer.predict(stage.module, datamodule=stage.data, return_predictions=False)
+                results[name] = stage.module.predictions
             else:
                 getattr(trainer, task)(stage.module, datamodule=stage.data, verbose=False)
                 results[name] = dict(stage.module.evaluation)

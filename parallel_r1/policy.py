@@ -58,9 +58,10 @@ class PolicySource:
     def check(self) -> None:
         """Raise ValueError for a source that can never load. Loads nothing."""
         if (self.name is None) == (self.init is None):
+            init = type(self.init).__name__ if self.init else None
             raise ValueError(
-                "policy: give exactly one of `policy.name` (a hub id or a model folder) and `policy.init` (a class that "
-                f"builds a tiny model); got name={self.name!r}, init={type(self.init).__name__ if self.init else None}"
+                "policy: give exactly one of `policy.name` (a hub id or a model folder) and `policy.init` (a class "
+                f"that builds a tiny model); got name={self.name!r}, init={init}"
             )
         if self.name and (self.name.startswith((".", "/", "~")) or Path(self.name).is_dir()):
             folder = Path(self.name).expanduser()
@@ -82,7 +83,7 @@ class PolicySource:
             local = Path(self.name).expanduser()
             model, tokenizer = self._load(str(local) if local.exists() else self.name)
         add_tags(model, tokenizer)
-        _save(model.config, tokenizer, {k: v for k, v in model.state_dict().items()}, folder, model)
+        _save(model.config, tokenizer, dict(model.state_dict()), folder, model)
         return folder
 
     def _load(self, name: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
@@ -127,7 +128,7 @@ class Policy:
         # transformers takes a 4-D mask as it is, so it must come in the form the attention in use reads
         kind = self.model.config._attn_implementation
         mask = visible[:, None]  # a head axis
-        if kind == "sdpa":
+        if kind.endswith("sdpa"):
             return mask
         if kind == "eager":  # adds the mask to the scores: a bool would bias them by one instead of hiding anything
             dtype = self.model.get_input_embeddings().weight.dtype
@@ -135,7 +136,7 @@ class Policy:
         raise ValueError(f"policy.attn_implementation={kind!r} cannot isolate paths: choose sdpa or eager")
 
     def logprobs(self, batch: PolicyBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Log-probability of every token given what it sees, and the entropy there. Both [R, T] float32; column 0 is 0."""
+        """Log-probability of each token given what it sees, and the entropy there: [R, T] float32, 0 in column 0."""
         logits = self.logits(batch)[:, :-1]
         logp, entropy = token_logprobs(logits, batch.input_ids[:, 1:], temperature, batch.banned)
         return nn.functional.pad(logp, (1, 0)), nn.functional.pad(entropy, (1, 0))
@@ -208,11 +209,14 @@ def add_tags(model: nn.Module, tokenizer: PreTrainedTokenizerBase, scale: float 
         tables.append(model.get_output_embeddings().weight)
     for number, table in enumerate(tables):
         same = _with_equal_rows(table, ids)
-        # rows that a resize added hold random numbers: they may not decide where a tag starts
-        own_norm = scale * float(table[:rows].detach().float().norm(dim=1).median())
+        # rows that a resize added hold random numbers, which may not decide where a tag starts
+        old = table.detach()[:rows].float()
+        mean, own_norm = old.mean(dim=0), scale * float(old.norm(dim=1).median())
         for tag in TAGS:
-            if tag in new or tag in same:
-                _start_row(table, ids[tag], pieces[tag], seed=1000 * number + TAGS.index(tag), own_norm=own_norm)
+            if tag in new or tag in same or ids[tag] >= rows:
+                known = [i for i in pieces[tag] if i != ids[tag]]
+                start = old[known].mean(dim=0) if known else mean
+                _start_row(table, ids[tag], start, own_norm, seed=1000 * number + TAGS.index(tag))
     return new
 
 
@@ -222,11 +226,8 @@ def _with_equal_rows(table: Tensor, ids: dict[str, int]) -> set[str]:
 
 
 @torch.no_grad()
-def _start_row(table: Tensor, row: int, pieces: list[int], seed: int, own_norm: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    known = [i for i in pieces if i != row]
-    mean = table[known].float().mean(dim=0) if known else table.float().mean(dim=0)
-    own = torch.randn(table.shape[1], generator=generator)
+def _start_row(table: Tensor, row: int, mean: Tensor, own_norm: float, seed: int) -> None:
+    own = torch.randn(table.shape[1], generator=torch.Generator().manual_seed(seed))
     table[row] = (mean + own_norm * (own / own.norm()).to(mean.device)).to(table.dtype)
 
 

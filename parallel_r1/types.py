@@ -1,9 +1,9 @@
 """The records that flow from a problem to a weight update.
 
-    Problem -> (prompt ids) -> Rollout -> Judged -> rewards -> advantages -> PolicyBatch -> loss
+    Problem -> (prompt ids) -> Rollout -> Judged -> rewards -> advantages -> Pack -> loss
 
-Suffixes used all over the package: P problems, G responses of one problem (a group), R = P * G rows, T tokens of the
-padded row. Records are frozen; whoever needs a changed one makes a new one.
+Suffixes used all over the package: P problems, G responses of one problem (a group), R = P * G rows, T tokens of a row,
+S responses in a pack, N trained tokens in a pack, V words of the vocabulary. Records are frozen; whoever needs a changed one makes a new one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from parallel_r1.structure.grammar import Response
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from parallel_r1.structure.tree import Span, TreeIds
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,44 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """One forward pass of the update: trees of prompt and responses in one row of T tokens, nothing padded.
+
+    Two responses `d e` and `f` to the prompt `a b c`, all sampled, make the row a b c d e f:
+
+        tokens      a  b  c  d  e  f          targets     d  e  f
+        positions   0  1  2  3  4  3          source      2  3  2   (logits of c predict d and f)
+        branch     -1 -1 -1  0  0  1          response    0  0  1
+
+    tokens, positions: [T] int64. ids, spans: who sees whom (`structure.tree`). source, targets: [N] int64, the index whose
+    logits predict a trained token, and that token. response: [N] int64, its response in 0 ... S - 1. kind: [N] int64, an
+    index into `SEGMENT_KINDS`. engine_logprobs: [N] float32 nats. advantages: [S] float32.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    ids: TreeIds
+    spans: tuple[Span, ...]
+    source: Tensor
+    targets: Tensor
+    response: Tensor
+    kind: Tensor
+    engine_logprobs: Tensor
+    advantages: Tensor
+
+    @property
+    def is_plain(self) -> bool:
+        """One sequence under the plain causal mask: what every model computes without being told."""
+        one = len({span.trunk for span in self.spans if span.keys > span.queries}) <= 1 and len(self.spans) <= 2
+        return one and bool((self.ids.block < 0).all())
+
+
+SEGMENT_KINDS = ("main", "path", "summary")
+
+
+@dataclass(frozen=True)
 class PolicyBatch:
-    """Rows for one forward pass, padded on the right.
+    """Rows for one forward pass, padded on the right: the plain form, which packs are tested and measured against.
 
     input_ids, positions: [R, T] int64; loss_mask: [R, T] bool, True where the token at t was sampled by the policy
     (its log-probability is read at t - 1, so column 0 is never True); old_logprobs: [R, T] float32, 0.0 where masked;

@@ -131,6 +131,17 @@ def test_some_tags_known_and_some_not() -> None:
     assert_distinct(tag_rows(tables(model)[0], tokenizer))
 
 
+def test_tags_known_to_the_tokenizer_but_not_to_the_model_get_a_start() -> None:
+    tokenizer, model = tagless_tokenizer(), tiny_model(vocab_size=48)
+    tokenizer.add_tokens(list(TAGS), special_tokens=True)
+    old = tables(model)[0].clone()
+    assert add_tags(model, tokenizer) == []
+    rows = tag_rows(tables(model)[0], tokenizer)
+    assert_distinct(rows)
+    near = 0.1 * float(old.norm(dim=1).median())  # as far from the mean row as their own parts are long
+    torch.testing.assert_close((rows - old.mean(dim=0)).norm(dim=1), torch.full((6,), near), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("rows", [48, 64])
 def test_adding_tags_is_deterministic_and_happens_once(rows: int) -> None:
     models = []

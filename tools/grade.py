@@ -70,7 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="rows {id, gold, response}, one a line")
     parser.add_argument("--workers", type=int, default=None, help="grading processes (default: one a CPU, at most 8)")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds an answer may take (default: %(default)g)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT_S, help="seconds an answer may take (default: %(default)g)"
+    )
     options = parser.parse_args(arguments)
     try:
         pool = Pool(options.workers, options.timeout)

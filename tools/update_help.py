@@ -28,11 +28,20 @@ def help_texts() -> dict[str, str]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a stored text is out of date")
+    check = parser.parse_args().check
     HELP.mkdir(exist_ok=True)
-    for name, text in help_texts().items():
-        (HELP / name).write_text(text)
-        print(name)
+    stale = [name for name, text in help_texts().items() if not is_current(name, text)]
+    for name in stale:
+        print(f"{name} is out of date")
+        if not check:
+            (HELP / name).write_text(help_texts()[name])
+    raise SystemExit(1 if check and stale else 0)
+
+
+def is_current(name: str, text: str) -> bool:
+    return (HELP / name).is_file() and (HELP / name).read_text() == text
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     Joy has 4 coins. Doors C K. M: key. A: G +4. C: B +3. ... Coins at the key?
 
-Every door opens a corridor of rooms; ` C: B +3.` says that room C leads to room B, where 3 coins lie. The links are listed
-shuffled. One corridor ends at the key, the others are shut, and a corridor that no door opens ends at a key as well, so
-that walking back from the key is a coin flip. The answer is the start plus the coins on the way to the key.
+Every door opens a corridor of rooms; ` C: B +3.` says that room C leads to room B, where 3 coins lie. The links are
+listed shuffled. One corridor ends at the key, the others are shut, and a corridor that no door opens ends at a key as
+well, so that walking back from the key is a coin flip. The answer is the start plus the coins on the way to the key.
 
 Why parallel pays: which door is right shows only at the end of its corridor. One stream must try door after door; paths
 try all of them at once, so that a right answer takes fewer critical tokens (it does NOT take fewer tokens in all).
@@ -98,7 +98,7 @@ class Maze:
 
 
 def make_maze(rng: random.Random, tier: Tier, doors: int) -> Maze:
-    """Draw a maze: `doors` corridors with a door, one more that ends at a key without one, perhaps others (easy only)."""
+    """Draw a maze: `doors` corridors with a door, one without that ends at a key, perhaps others (easy only)."""
     length = rng.choice(ROOMS_OF_TIER[tier])
     fewest = doors + 1
     most = max(fewest, 15 // (length + 1)) if tier == "easy" else fewest

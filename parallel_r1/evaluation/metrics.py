@@ -17,8 +17,8 @@ class TierMetrics(Metric):
     """Means over responses, one set a tier; sums are reduced over ranks.
 
     `<tier>/accuracy`: share judged right; `accuracy_ci95`: half-width of its 95 % Wilson interval;
-    `parallel_ratio`: share with at least one well-formed block; `format_valid`: share that finished and obeys the grammar;
-    `truncated`: share cut by the length limit; `critical_tokens`, `total_tokens`: mean counts a response;
+    `parallel_ratio`: share with at least one well-formed block; `format_valid`: share that finished and obeys the
+    grammar; `truncated`: share cut by the length limit; `critical_tokens`, `total_tokens`: mean counts a response;
     `accuracy_at_critical`: share that is right within `problem.meta["critical_budget"]` critical tokens (only where
     every problem of the tier states one); `n`: responses.
     """
@@ -44,7 +44,7 @@ class TierMetrics(Metric):
                 budget is not None,
                 budget is not None and j.correct and j.critical_tokens <= budget,
             )
-            self.sums[self.tiers.index(j.problem.tier)] += torch.tensor(row, dtype=self.sums.dtype, device=self.sums.device)
+            self.sums[self.tiers.index(j.problem.tier)] += self.sums.new_tensor(row)
 
     def compute(self) -> dict[str, float]:
         out: dict[str, float] = {}

@@ -248,11 +248,15 @@ class StageModule(L.LightningModule):
                 self.evaluation[key if mode == "free" else f"{tier}/forced_{mode}/{name}"] = value
         self.log_dict({f"{split}/{key}": float(value) for key, value in self.evaluation.items()}, sync_dist=True)
 
-    def predict_step(self, problems: list[Problem], batch_idx: int) -> list[Judged]:
+    def on_predict_epoch_start(self) -> None:
         self.responder.refresh()
+        self.predictions: list[Judged] = []
+
+    def predict_step(self, problems: list[Problem], batch_idx: int) -> None:
+        # kept here: Lightning would walk through what this returns, and refuses frozen records
         first = batch_idx * self.trainer.datamodule.val_batch_size
         rollouts = self.responder.respond(problems, _PREDICTION, share=self.share(), first=first)
-        return self.responder.judge(problems, rollouts)
+        self.predictions += self.responder.judge(problems, rollouts)
 
     # ------------------------------------------------------------------ hand-over
 

@@ -13,7 +13,17 @@ from fractions import Fraction
 from parallel_r1.reward.equality import Leaf, same_answer
 from parallel_r1.reward.extraction import MAX_ANSWER, Extraction, extract
 
-__all__ = ["Extraction", "Undecided", "Verdict", "extract", "judge", "require_gold", "stated_value", "undecided", "verify"]
+__all__ = [
+    "Extraction",
+    "Undecided",
+    "Verdict",
+    "extract",
+    "judge",
+    "require_gold",
+    "stated_value",
+    "undecided",
+    "verify",
+]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from fractions import Fraction
 from parallel_r1.reward.exact import Exact, is_arithmetic, same_number, scaled
 from parallel_r1.reward.normalize import clean
 from parallel_r1.reward.quantities import COUNTED, MONTHS, in_full, number_in_words
+from parallel_r1.reward.reading import Reading, read
+from parallel_r1.reward.regions import as_region, canonical
+from parallel_r1.reward.scanning import is_name, plain
 from parallel_r1.reward.values import (
     Based,
     Interval,
@@ -20,16 +23,11 @@ from parallel_r1.reward.values import (
     Matrix,
     Quantity,
     Ratio,
-    Reading,
     Region,
     Relation,
     Value,
     Words,
-    as_region,
     is_infinite,
-    is_name,
-    plain,
-    read,
 )
 
 Leaf = Callable[[str, str], bool]
@@ -81,7 +79,9 @@ def _balanced(text: str) -> bool:
 # -- multiple choice
 
 _GOLD_CHOICE = re.compile(r"\(?\s*([A-Z])\s*\)?")
-_CHOICE = re.compile(r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:?\s*)?\(?\s*([A-Za-z])\s*\)?", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?:?\s*)?\(?\s*([A-Za-z])\s*\)?", re.IGNORECASE
+)
 _CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-Z])\s*\)|([A-Z])\s*[).:])\s*(\S.*)", re.DOTALL)
 
 
@@ -287,7 +287,7 @@ def _regions_equal(gold: Region, answer: Region, leaf: Leaf) -> bool:
         return _same_set(points_gold, points_answer, leaf)
     if points_gold or points_answer:
         return False
-    a, b = _canonical(gold.intervals), _canonical(answer.intervals)
+    a, b = canonical(gold.intervals), canonical(answer.intervals)
     left = list(b)
     for interval in a:
         at = next((i for i, other in enumerate(left) if _intervals_equal(interval, other, leaf)), None)
@@ -322,32 +322,6 @@ def _holes(region: Region, leaf: Leaf) -> tuple[Value, ...]:
     if any(is_infinite(a.high) or is_infinite(b.low) for a, b in pairs):
         return ()
     return tuple(a.high for a, _ in pairs) if all(_quantities_equal(a.high, b.low, leaf) for a, b in pairs) else ()
-
-
-def _canonical(intervals: Sequence[Interval]) -> list[Interval]:
-    """Sorted and merged where all the ends are fractions or infinite; else as they are."""
-
-    def position(end: Quantity) -> float | Fraction | None:
-        if is_infinite(end):
-            return float("-inf") if "-" in end.tex else float("inf")
-        return end.number if isinstance(end.number, Fraction) else None
-
-    if any(position(end) is None for part in intervals for end in (part.low, part.high)):
-        return list(intervals)
-    merged: list[Interval] = []
-    for part in sorted(intervals, key=lambda part: (position(part.low), not part.low_closed)):
-        last = merged[-1] if merged else None
-        meets = last and (
-            position(part.low) < position(last.high)
-            or (position(part.low) == position(last.high) and (part.low_closed or last.high_closed))
-        )
-        if not last or not meets:
-            merged.append(part)
-            continue
-        ends = [(position(x.high), x.high_closed, x.high) for x in (last, part)]
-        _, closed, high = max(ends, key=lambda end: end[:2])
-        merged[-1] = Interval(last.low, high, last.low_closed, closed)
-    return merged
 
 
 # -- equations

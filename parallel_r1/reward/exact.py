@@ -227,7 +227,9 @@ class _Reader:
             elif text in ("/", r"\div"):
                 self.at += 1
                 value = self.divide(value, self.signed())
-            elif text in ("(", "{") or kind == "cmd" or (kind == "num" and self.after_bracket()):  # 2\sqrt{4}, 3(4), (3)4
+            elif (
+                text in ("(", "{") or kind == "cmd" or (kind == "num" and self.after_bracket())
+            ):  # 2\sqrt{4}, 3(4), (3)4
                 value = self.keep(value * self.postfix())
             else:
                 return value
@@ -294,7 +296,9 @@ class _Reader:
             return self.number(_decimal(text.replace(",", "")))
         if kind == "sci":
             mantissa, exponent = re.split("[eE]", text)
-            return self.keep(self.number(_decimal(mantissa)) * self.power(self.number(Fraction(10)), Fraction(exponent)))
+            return self.keep(
+                self.number(_decimal(mantissa)) * self.power(self.number(Fraction(10)), Fraction(exponent))
+            )
         if kind == "repeat":
             return self.number(_repeating(text))
         if text in ("(", "{", "["):
@@ -329,7 +333,9 @@ class _Reader:
 
 
 def _proper(top: Fraction | int, bottom: Fraction | int) -> bool:
-    return top > 0 and bottom > 0 and Fraction(top).denominator == 1 and Fraction(bottom).denominator == 1 and top < bottom
+    return (
+        top > 0 and bottom > 0 and Fraction(top).denominator == 1 and Fraction(bottom).denominator == 1 and top < bottom
+    )
 
 
 def _decimal(text: str) -> Fraction:

@@ -138,12 +138,18 @@ def _readings(line: str) -> tuple[str, ...]:
     doubt = _DOUBT.search(outside)
     if len(formulas) == 1 and not doubt and not re.search(r"\d", outside):
         readings.append(next(group for group in formulas[0].groups() if group is not None))
-    elif len(formulas) > 1 and not doubt and (match := re.search(r"\b(?:is|are|equals)\b\s*:?\s*(\$[^$]+\$)[^$]*$", line)):
+    elif (
+        len(formulas) > 1
+        and not doubt
+        and (match := re.search(r"\b(?:is|are|equals)\b\s*:?\s*(\$[^$]+\$)[^$]*$", line))
+    ):
         readings.append(match[1])  # The value of $x$ is $5$
     numbers = _NUMBER.findall(line)
     if not formulas and not doubt and "\\" not in line.replace("\\$", "") and len(numbers) == 1:
         start = line.index(numbers[0])
-        if re.fullmatch(r"[A-Za-z ,:'*-]*", line[:start]) and re.fullmatch(r"[A-Za-z ,'*%°-]*", line[start + len(numbers[0]) :]):
+        if re.fullmatch(r"[A-Za-z ,:'*-]*", line[:start]) and re.fullmatch(
+            r"[A-Za-z ,'*%°-]*", line[start + len(numbers[0]) :]
+        ):
             readings.append(line[start:])
     return tuple(readings)
 
@@ -151,10 +157,14 @@ def _readings(line: str) -> tuple[str, ...]:
 # -- a box
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{|\\boxed\s*(-?\d+(?:\.\d+)?)(?![\w{^/!])")
-_GLUE = re.compile(r"(?:\s|[,;&$.:()]|\\[()\[\],;]|\\quad|\\text|\{|\}|\b(?:or|and|also|both|respectively)\b|[a-zA-Z]\s*=)*", re.IGNORECASE)
+_GLUE = re.compile(
+    r"(?:\s|[,;&$.:()]|\\[()\[\],;]|\\quad|\\text|\{|\}|\b(?:or|and|also|both|respectively)\b|[a-zA-Z]\s*=)*",
+    re.IGNORECASE,
+)
 _HEDGE = re.compile(r"\b(?:or|maybe|perhaps|possibly|might|could|alternatively|either)\b", re.IGNORECASE)
 _TURN = re.compile(
-    r"\b(?:wait|actually|wrong|mistake|error|instead|sorry|incorrect|correct(?:ed|ion)?|not|recheck\w*|check\w*)\b", re.IGNORECASE
+    r"\b(?:wait|actually|wrong|mistake|error|instead|sorry|incorrect|correct(?:ed|ion)?|not|recheck\w*|check\w*)\b",
+    re.IGNORECASE,
 )
 _STEP = re.compile(
     r"[.!?\n]|=|\b(?:so|thus|therefore|hence|then|final|answer|which|giv\w+|yield\w*|gets?|obtain\w*|equals?|mak\w+|means|simplif\w*)\b",
@@ -201,7 +211,9 @@ def _same_statement(between: str) -> bool:
 
 # -- a sentence
 
-_SENTENCE = re.compile(r"\b(?:answer|solution)s?(?: to [^.:\n]{0,80})?\s{0,4}[*_]{0,4}\s{0,4}(?:is|are|must be|should be|would be|comes to)\b:?")
+_SENTENCE = re.compile(
+    r"\b(?:answer|solution)s?(?: to [^.:\n]{0,80})?\s{0,4}[*_]{0,4}\s{0,4}(?:is|are|must be|should be|would be|comes to)\b:?"
+)
 
 
 def _by_sentence(text: str) -> Extraction | None:
@@ -215,14 +227,16 @@ def _by_sentence(text: str) -> Extraction | None:
     return Extraction(_readings(line), "the answer sentence") if r"\boxed" not in line else None
 
 
-_RESTATED = re.compile(r"\b(?:problem|question|given|says?|said|states?|know|suppose|assume|let|if|need|first)\b", re.IGNORECASE)
+_RESTATED = re.compile(
+    r"\b(?:problem|question|given|says?|said|states?|know|suppose|assume|let|if|need|first)\b", re.IGNORECASE
+)
 _MONEY = re.compile(r"(?:\\?\$|[€£¥])\s?\d|\d\s?(?:dollars?|cents?|euros?)\b", re.IGNORECASE)
 
 
 def _by_itself(text: str) -> Extraction | None:
     """A response that is nothing but its answer, or ends in a complete sentence about one sum of money."""
     text = text.strip()
-    if not text or len(text) > 2_000:
+    if not text or len(text) > 2_000 or r"\boxed" in text:
         return None
     sentences = [part for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part]
     last = sentences[-1].strip()

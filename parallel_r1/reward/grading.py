@@ -31,6 +31,9 @@ TIMEOUT_S = 5.0
 MEMORY_BYTES = 2 << 30
 START_TIMEOUT_S = 120.0
 MAX_ATTEMPTS = 2
+MAX_FAILED_STARTS = 3
+IN_PROCESS_CHARS = 400
+"""Longer answers are compared by workers even where no algebra is needed: the cost here stays below 0.05 s each."""
 CACHE_SIZE = 8_192
 
 
@@ -40,6 +43,18 @@ def grade(items: Sequence[tuple[str, str]]) -> list[Verdict]:
     Safe from any thread. Never raises for what a model wrote; raises RuntimeError when no worker can be started.
     """
     return default_pool().grade(items)
+
+
+def _judged_here(gold: str, found: Extraction) -> Verdict | None:
+    """The verdict, where it is certain and cheap; None for what a worker must see."""
+    if max(map(len, (gold, *found.answers))) > IN_PROCESS_CHARS:
+        return None
+    try:
+        return judge(gold, found, undecided)
+    except Undecided:
+        return None
+    except Exception:  # a text that trips the reader here trips it in a worker, which then says so
+        return None
 
 
 class Pool:
@@ -68,16 +83,16 @@ class Pool:
         waiting: dict[_Key, list[int]] = {}
         for i, (gold, response) in enumerate(items):
             found = extract(response)
-            try:
-                verdicts[i] = judge(gold, found, undecided)
-            except Undecided:
+            verdicts[i] = _judged_here(gold, found)
+            if verdicts[i] is None:
                 waiting.setdefault((gold, found), []).append(i)
         if waiting:
             with self._lock:
                 for key, verdict in self._compare(list(waiting)).items():
                     for i in waiting[key]:
                         verdicts[i] = verdict
-        return [verdict or Verdict(False, "not graded") for verdict in verdicts]
+        assert None not in verdicts, "every item has its verdict, from here or from a worker"
+        return verdicts
 
     def close(self) -> None:
         """End the workers. The pool may be used again, which starts new ones."""
@@ -91,88 +106,120 @@ class Pool:
         return [worker.process.pid for worker in self._workers if worker.process.poll() is None]
 
     def _compare(self, keys: list[_Key]) -> dict[_Key, Verdict]:
+        """The verdict of each key, from memory or from the workers. The caller holds the lock."""
         done = {key: self._cache[key] for key in keys if key in self._cache}
-        queue = deque(_Job(key) for key in keys if key not in done)
-        while len(self._workers) < min(self.size, len(queue)):
+        jobs = [_Job(key) for key in keys if key not in done]
+        if not jobs:
+            return done
+        while len(self._workers) < min(self.size, len(jobs)):
             self._workers.append(_Worker(self.memory_bytes))
         try:
-            with selectors.DefaultSelector() as selector:
-                for worker in self._workers:
-                    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-                self._run(queue, done, selector)
-        except BaseException:  # an interrupt leaves answers in the pipes that belong to nobody: start afresh next time
+            done |= _Batch(self._workers, self.memory_bytes, self.timeout_s).run(jobs)
+        except BaseException:  # an interrupt leaves replies in the pipes that belong to nobody: start afresh next time
             while self._workers:
                 self._workers.pop().kill()
             raise
+        for job in jobs:
+            if job.lasting:
+                self._cache[job.key] = done[job.key]
+        while len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
         return done
 
-    def _run(self, queue: deque[_Job], done: dict, selector: selectors.BaseSelector) -> None:
-        """Feed the workers until every job has its verdict. One job a worker is under way at any time."""
-        failed_starts = 0
 
-        def replace(worker: _Worker) -> None:
-            selector.unregister(worker.process.stdout)
-            worker.kill()
-            fresh = _Worker(self.memory_bytes)
-            self._workers[self._workers.index(worker)] = fresh
-            selector.register(fresh.process.stdout, selectors.EVENT_READ, fresh)
+class _Batch:
+    """One batch on its way through the workers: each has at most one job, and a time by which it is given up."""
 
-        def finish(job: _Job, verdict: Verdict, keep: bool = True) -> None:
-            done[job.key] = verdict
-            if keep:
-                self._cache[job.key] = verdict
-                while len(self._cache) > CACHE_SIZE:
-                    self._cache.popitem(last=False)
+    def __init__(self, workers: list[_Worker], memory_bytes: int, timeout_s: float) -> None:
+        self.workers, self.memory_bytes, self.timeout_s = workers, memory_bytes, timeout_s
+        self.selector = selectors.DefaultSelector()
+        self.queue: deque[_Job] = deque()
+        self.done: dict[_Key, Verdict] = {}
+        self.failed_starts = 0
 
-        while queue or any(worker.job for worker in self._workers):
-            for worker in list(self._workers):
-                if queue and worker.ready and not worker.job and not worker.send(queue[0], self.timeout_s):
-                    replace(worker)  # it died while idle: no job was lost
-                elif worker.job and worker.job is (queue[0] if queue else None):
-                    queue.popleft()
-            deadlines = [worker.deadline for worker in self._workers if worker.busy]
-            ready = selector.select(max(min(deadlines, default=0.0) - time.monotonic(), 0.0))
-            for event, _ in ready:
-                worker: _Worker = event.data
-                job, message = worker.job, worker.read()
-                if message is None:
-                    continue
-                if message == ["ready"]:
-                    worker.ready, failed_starts = True, 0
-                elif not worker.ready:
-                    failed_starts += 1
-                    if failed_starts >= 3:
-                        raise RuntimeError(
-                            f"no grading worker could be started ({message[0]}): check that math-verify is installed "
-                            f"for {sys.executable} and that {self.memory_bytes} bytes of memory are enough"
-                        )
-                    replace(worker)
-                elif len(message) == 2 and job:
-                    worker.job = None
-                    finish(job, Verdict(bool(message[0]), str(message[1])))
-                else:  # it died on the job
-                    worker.job = None
-                    replace(worker)
-                    if job and job.attempts < MAX_ATTEMPTS:
-                        queue.append(job)
-                    elif job:
-                        finish(job, Verdict(False, f"the grading worker died {job.attempts} times on it"), keep=False)
-            for worker in list(self._workers):
-                if worker.busy and time.monotonic() >= worker.deadline:
-                    job, was_ready = worker.job, worker.ready
-                    replace(worker)
-                    if job:
-                        finish(job, Verdict(False, f"no verdict within {self.timeout_s:g} s"))
-                    elif not was_ready:
-                        failed_starts += 1
-                        if failed_starts >= 3:
-                            raise RuntimeError(f"no grading worker was ready within {START_TIMEOUT_S:g} s, three times")
+    def run(self, jobs: list[_Job]) -> dict[_Key, Verdict]:
+        self.queue.extend(jobs)
+        with self.selector:
+            for worker in self.workers:
+                self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            while self.queue or any(worker.job for worker in self.workers):
+                self.feed()
+                next_deadline = min(worker.deadline for worker in self.workers if worker.busy)
+                for event, _ in self.selector.select(max(next_deadline - time.monotonic(), 0.0)):
+                    self.hear(event.data)
+                self.expire()
+        return self.done
+
+    def feed(self) -> None:
+        """Give every idle worker a job. One that has died while idle is replaced, and no job was lost."""
+        for worker in list(self.workers):
+            if not self.queue or worker.busy:
+                continue
+            if worker.send(self.queue[0], self.timeout_s):
+                self.queue.popleft()
+            else:
+                self.replace(worker)
+
+    def hear(self, worker: _Worker) -> None:
+        """Take what a worker says: that it is ready, a verdict, or its end."""
+        message = worker.read()
+        if message is None:
+            return
+        if not worker.ready:
+            if message == ["ready"]:
+                worker.ready, self.failed_starts = True, 0
+            else:
+                self.failed_to_start(worker, str(message[0]))
+        elif len(message) == 2 and worker.job:
+            self.done[worker.job.key] = Verdict(bool(message[0]), str(message[1]))
+            worker.job = None
+        else:
+            self.died(worker)
+
+    def died(self, worker: _Worker) -> None:
+        job = worker.job
+        self.replace(worker)
+        if job and job.attempts < MAX_ATTEMPTS:
+            self.queue.append(job)
+        elif job:
+            job.lasting = False
+            self.done[job.key] = Verdict(False, f"the grading worker died on it {job.attempts} times")
+
+    def expire(self) -> None:
+        """Give up what has run out of time."""
+        for worker in list(self.workers):
+            if not worker.busy or time.monotonic() < worker.deadline:
+                continue
+            if worker.job:
+                self.done[worker.job.key] = Verdict(False, f"no verdict within {self.timeout_s:g} s")
+                self.replace(worker)
+            else:
+                self.failed_to_start(worker, f"not ready within {START_TIMEOUT_S:g} s")
+
+    def failed_to_start(self, worker: _Worker, cause: str) -> None:
+        self.failed_starts += 1
+        if self.failed_starts >= MAX_FAILED_STARTS:
+            raise RuntimeError(
+                f"no grading worker can be started ({cause}): check that math-verify is installed for {sys.executable} "
+                f"and that memory_bytes = {self.memory_bytes} is enough for it"
+            )
+        self.replace(worker)
+
+    def replace(self, worker: _Worker) -> None:
+        self.selector.unregister(worker.process.stdout)
+        worker.kill()
+        fresh = _Worker(self.memory_bytes)
+        self.workers[self.workers.index(worker)] = fresh
+        self.selector.register(fresh.process.stdout, selectors.EVENT_READ, fresh)
 
 
 @dataclass(eq=False)
 class _Job:
+    """attempts: workers it was given to; lasting: whether its verdict is worth remembering."""
+
     key: _Key
     attempts: int = 0
+    lasting: bool = True
 
 
 @dataclass(eq=False)

@@ -40,7 +40,17 @@ _SYNONYMS = {
     "doteq": "approx", "simeq": "approx", "imath": "i", "R": "reals", "Reals": "reals", "lor": "or", "vee": "or",
     "land": "and", "wedge": "and", "euro": "€", "pounds": "£", "colon": ":",
 }  # fmt: skip
-_BARE = {"°": "°", "[": "[", "]": "]", "i": "i", "or": r"\text{ or }", "and": r"\text{ and }", "€": "€", "£": "£", ":": ":"}
+_BARE = {
+    "°": "°",
+    "[": "[",
+    "]": "]",
+    "i": "i",
+    "or": r"\text{ or }",
+    "and": r"\text{ and }",
+    "€": "€",
+    "£": "£",
+    ":": ":",
+}
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _SPACE = re.compile(
     r"\\(?:quad|qquad|thinspace|enspace|medspace|thickspace|hfill|space|nobreakspace|newline|par|phantom\s*-)(?![a-zA-Z])"
@@ -59,7 +69,9 @@ _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb|mathbf|bf)\s*\{?\s*R\s*\}?(?![a-zA-Z]
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp gcd lcm max min sgn det".split()
 )
-_DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ(?![a-zA-Z])|\\text\{\s*o\s*\}|°|\\text\{\s*°\s*\})\s*\}?|\\circ(?![a-zA-Z])")
+_DEGREES = re.compile(
+    r"\^\s*\{?\s*(?:\\circ(?![a-zA-Z])|\\text\{\s*o\s*\}|°|\\text\{\s*°\s*\})\s*\}?|\\circ(?![a-zA-Z])"
+)
 _PERCENT = re.compile(
     r"\\%|\\text\{\s*(?:%|percent(?:age)?|per cent|pct\.?)\s*\.?\s*\}|(?<![a-zA-Z\\])(?:percent|per cent|pct)(?![a-zA-Z])",
     re.IGNORECASE,
@@ -68,6 +80,10 @@ _ONE_ARGUMENT = re.compile(r"\\sqrt\s*(?=[0-9a-zA-Z\\])(\d|[a-zA-Z]|\\[a-zA-Z]+)
 _FRACTION_ARGUMENTS = re.compile(
     r"\\frac\s*(?:\{([^{}]*)\}|(\d)|([a-zA-Z])|(\\[a-zA-Z]+))\s*(?:(\d)|([a-zA-Z])|(\\[a-zA-Z]+)|\{([^{}]*)\})"
 )
+_PLAIN_NAME = re.compile(
+    r"(?<![a-zA-Z\\{])(sqrt|pi|sin|cos|tan|cot|csc|ln|log|exp|theta|alpha|beta|arcsin|arccos|arctan)(?![a-zA-Z}])"
+)
+_ROOT = re.compile(r"\\sqrt\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _OVER = re.compile(r"\{([^{}]+)\\over(?![a-zA-Z])([^{}]+)\}")
 _POWER = re.compile(r"(?<=[\w)}])\s?\*\*\s?(?=[\w({\\-])")
 _GROUPED_COMMA = re.compile(r"(?<=\d)\{ ?[,'] ?\}(?=\d{3}(?!\d))")
@@ -94,6 +110,7 @@ def clean(text: str) -> str:
     text = _PERCENT.sub("%", text)
     text = _INFINITY.sub(r"\\infty ", text)
     text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    text = _braced_roots(_PLAIN_NAME.sub(r"\\\1", text))
     text = _ONE_ARGUMENT.sub(r"\\sqrt{\1}", text)
     text = _FRACTION_ARGUMENTS.sub(_braced_fraction, text)
     text = re.sub(r"(?<![<>=!:])(?:<=|=<)(?!=)|&lt;=", r"\\le ", text)
@@ -200,6 +217,11 @@ def _texts(text: str) -> str:
             break
         text = new
     return text
+
+
+def _braced_roots(text: str) -> str:
+    r"""`\sqrt(2+x)`, as calculators write it, with braces."""
+    return _ROOT.sub(r"\\sqrt{\1}", text) if r"\sqrt" in text else text
 
 
 def _braced_fraction(match: re.Match) -> str:

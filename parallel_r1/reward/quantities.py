@@ -106,7 +106,9 @@ _PIECE = re.compile(
     r"|(?P<space>\s+)|(?P<other>\\[a-zA-Z]+|.)",
     re.DOTALL,
 )
-_MONEY = re.compile(r"^(-?)\s*(US\s*\\\$|\\\$|[€£¥₹]|\\text\{\s*(?:\$|Rs\.?)\s*\}|Rs\.?|USD|EUR|GBP|US\$)\s*(?=[-\d.\\])")
+_MONEY = re.compile(
+    r"^(-?)\s*(US\s*\\\$|\\\$|[€£¥₹]|\\text\{\s*(?:\$|Rs\.?)\s*\}|Rs\.?|USD|EUR|GBP|US\$)\s*(?=[-\d.\\])"
+)
 
 
 def split_unit(text: str, letters: bool) -> tuple[str, Unit | None]:

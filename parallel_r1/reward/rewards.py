@@ -21,6 +21,7 @@ zero where the answer is wrong; a truncated response is never right.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from abc import ABC, abstractmethod
@@ -252,7 +253,9 @@ class FromCallable(Reward):
 
     def __init__(self, function: Callable[[Judged, int], float]) -> None:
         if not callable(function):
-            raise ValueError(f"FromCallable.function = {function!r} is not callable: give the import path of a function")
+            raise ValueError(
+                f"FromCallable.function = {function!r} is not callable: give the import path of a function"
+            )
         self.function = function
 
     def score(self, samples: Sequence[Judged], step: int) -> Scores:
@@ -267,15 +270,15 @@ class FromCallable(Reward):
 
 
 def merge(parts: Sequence[Terms]) -> Terms:
-    """The terms of several rewards under distinct names: a name taken by other values gets a number (`length_2`)."""
+    """The terms of several rewards under distinct names; a second `length` is `length_2`.
+
+    Names depend on the rewards alone, never on values: every rank of a run logs the same ones.
+    """
     out: Terms = {}
     for part in parts:
         for name, values in part.items():
-            key, n = name, 1
-            while key in out and out[key] != values:
-                n += 1
-                key = f"{name}_{n}"
-            out[key] = values
+            n = next(n for n in itertools.count(1) if (name if n == 1 else f"{name}_{n}") not in out)
+            out[name if n == 1 else f"{name}_{n}"] = values
     return out
 
 

@@ -138,9 +138,7 @@ def _shared_symbols(*expressions: sympy.Expr) -> list[list[sympy.Symbol]] | None
 
 def _assignments(symbols: list[list[sympy.Symbol]]):
     for point in POINTS:
-        yield {
-            symbol: point[i % 4] + sympy.Rational(i // 4, 7) for i, group in enumerate(symbols) for symbol in group
-        }
+        yield {symbol: point[i % 4] + sympy.Rational(i // 4, 7) for i, group in enumerate(symbols) for symbol in group}
 
 
 def _same_relation(g: Relational, a: Relational) -> bool:

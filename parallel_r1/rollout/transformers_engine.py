@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, check_requests, make_rollout
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
-from parallel_r1.rollout.weights import recorded, require_names
+from parallel_r1.rollout.weights import WeightStream
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class TransformersEngine(RolloutEngine):
         model = self._require_model()
         self._weights_known = False  # until all have arrived
         own = dict(model.named_parameters(remove_duplicate=False))
-        seen: set[str] = set()
-        for name, tensor in recorded(weights, seen):
+        stream = WeightStream(weights)
+        for name, tensor in stream:
             if name not in own:
                 raise RuntimeError(f"weight sync brought {name!r}, which the engine's model does not have")
             own[name].copy_(tensor)
-        require_names(dict(model.named_parameters()), seen)
+        stream.check(own)
         self._weights_known = True
         self.weight_version += 1
 

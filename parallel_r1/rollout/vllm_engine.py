@@ -15,7 +15,7 @@ import torch.distributed as dist
 from parallel_r1.rollout import vllm_runtime as runtime
 from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, check_requests, make_rollout
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
-from parallel_r1.rollout.weights import parameter_names, recorded, require_names
+from parallel_r1.rollout.weights import WeightStream, parameter_names
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ class VLLMEngine(RolloutEngine):
         engine = self._require_engine()
         self._wake("weights")
         self._weights_known = False  # until all have arrived and the cache is gone
-        seen: set[str] = set()
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": recorded(weights, seen)})
-        require_names(self._names, seen)
+        stream = WeightStream(weights)
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(stream)})
+        stream.check(self._names)
         self._drop_cache()
         self._weights_known = True
         self.weight_version += 1

@@ -61,18 +61,33 @@ def parameter_names(model_dir: Path) -> frozenset[str]:
     return frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
 
 
-def recorded(weights: Iterable[tuple[str, Tensor]], seen: set[str]) -> Iterator[tuple[str, Tensor]]:
-    """Pass the stream on unchanged, noting each name in `seen`."""
-    for name, tensor in weights:
-        seen.add(name)
-        yield name, tensor
+class WeightStream:
+    """A stream of weights for an engine that must be fed to the end, whatever happens on the trainer's side.
 
+    Iterate it once, then call `check`. Where the source raises, the stream just ends and `check` raises in its place:
+    an engine that is interrupted inside its own loader (vLLM takes its layers apart there) could not be used again.
+    """
 
-def require_names(expected: Iterable[str], seen: set[str]) -> None:
-    """Raise RuntimeError when weights of the model were missing from a stream: the engine would keep older ones."""
-    missing = sorted(set(expected) - seen)
-    if missing:
-        raise RuntimeError(
-            f"weight sync left out {len(missing)} weights ({', '.join(missing[:3])}, ...): the engine would go on with "
-            "older ones. Stream every parameter under its Hugging Face name (rollout.weights.full_weights does)"
-        )
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self._weights = weights
+        self._names: set[str] = set()
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        try:
+            for name, tensor in self._weights:
+                self._names.add(name)
+                yield name, tensor
+        except Exception as error:
+            self._error = error
+
+    def check(self, expected: Iterable[str]) -> None:
+        """Raise the source's own error, or RuntimeError when it left out weights of the model."""
+        if self._error is not None:
+            raise self._error
+        missing = sorted(set(expected) - self._names)
+        if missing:
+            raise RuntimeError(
+                f"weight sync left out {len(missing)} weights ({', '.join(missing[:3])}, ...): the engine would go on "
+                "with older ones. Stream every parameter by its Hugging Face name, as rollout.weights.full_weights does"
+            )

@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Response:
-    """A parsed response. blocks: the well-formed ones, in order; error: why the response is not well formed, or None."""
+    """A parsed response. blocks: the well-formed ones, in order; error: why it is not well formed, or None."""
 
     blocks: tuple[Block, ...]
     error: str | None

@@ -1,13 +1,13 @@
 """From segments to positions and visibility: ONE rule that every mask and every position comes from.
 
-Rule. Token i sees token j iff j <= i and they do not lie in different paths of the same block. So paths are isolated from
-their siblings, while the summary and all later text see every path.
+Rule. Token i sees token j iff j <= i and they do not lie in different paths of the same block. So paths are isolated
+from their siblings, while the summary and all later text see every path.
 
-Positions. Every path of a block starts at the same position, `base`, where the first one starts. After the block, `longest`
-resumes at base + length of the longest path (Multiverse, Parallel-R1), `index` at the token's own index (what an engine
-without custom positions computes). A run of stray tokens between paths (white space, say) is laid out as if the block
-ended there: after the longest path so far, or at its own index. In the `seen` and `sequential` structures both schemes are
-the plain causal one.
+Positions. Every path of a block starts at the same position, `base`, where the first one starts. After the block,
+`longest` resumes at base + length of the longest path (Multiverse, Parallel-R1), `index` at the token's own index (what
+an engine without custom positions computes). A run of stray tokens between paths (white space, say) is laid out as if
+the block ended there: after the longest path so far, or at its own index. In the `seen` and `sequential` structures
+both schemes are the plain causal one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The token form of a parallel response: tag ids, segments, counts. Ids only; the text form is `grammar`.
 
 Two parsers, one tag table: text judges (rewards, data), ids rule (positions, masks, counts). This one is lenient where
-the other is strict: whatever a model emitted gets a segment, so that layout and loss are defined on broken responses too.
+the other is strict: whatever a model emitted gets a segment, so that layout and loss are defined on broken responses.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class TagIds:
 class Segment:
     """A run of response tokens [start, end) of one kind.
 
-    block, path: which block (0-based), and which path in it; -1 where there is none. A path owns its two tags, a summary
-    its two tags; `<Parallel>` and `</Parallel>` belong to the main text.
+    block, path: which block (0-based), and which path in it; -1 where there is none. A path owns its two tags, a
+    summary its two tags; `<Parallel>` and `</Parallel>` belong to the main text.
     """
 
     kind: Kind

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a table)
 r"""Gold answers and what right and wrong answers to them look like, decided by the mathematics.
 
 KIND: {gold: ([right answers], [wrong answers])}: each answer is put into a `\boxed{}`. RESPONSES are whole responses.
@@ -24,7 +25,7 @@ BOXED: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         ),
         r"0.1\overline{6}": ([r"\frac{1}{6}", "1/6", r"0.1\overline{66}"], [r"0.\overline{16}", "0.16", "0.17"]),
         r"0.\overline{142857}": ([r"\frac{1}{7}", "0.142857142857142857..."], ["0.142857"]),
-        r"\sqrt{2}": ([r"2^{1/2}", r"\sqrt2", r"√2", r"\frac{2}{\sqrt{2}}", r"\sqrt 2"], ["1.414", "1.41421356", "2", r"\sqrt{3}"]),
+        r"\sqrt{2}": ([r"2^{1/2}", r"\sqrt2", r"√2", r"\frac{2}{\sqrt{2}}", r"\sqrt 2", "sqrt(2)", "√(2)", "2/sqrt(2)"], ["1.414", "1.41421356", "2", r"\sqrt{3}"]),
         r"\approx 8.24 \text{ mph}": (["8.24", r"8.24 \text{ mph}", "about 8.24"], ["8.25", r"8.24\text{ km/h}"]),
     },
     "scientific": {
@@ -114,7 +115,7 @@ BOXED: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         r"\sin^2 x": ([r"1-\cos^2 x", r"(\sin x)^2"], [r"\cos^2 x", r"\sin x", r"\sin 2x"]),
         r"\ln 8": ([r"3\ln 2", r"\ln(8)"], [r"\log 8", r"8\ln 2", "2.079"]),
         r"\log_2 8": (["3"], ["8", r"\log_8 2"]),
-        r"2\pi": ([r"\pi\cdot2", r"2π", r"\frac{4\pi}{2}"], ["6.28", "6.283185307", r"\pi", "2", r"\frac{44}{7}"]),
+        r"2\pi": ([r"\pi\cdot2", "2*pi", r"2π", r"\frac{4\pi}{2}"], ["6.28", "6.283185307", r"\pi", "2", r"\frac{44}{7}"]),
         r"e^{2}": (["e^2", r"\mathrm{e}^2", r"e \cdot e", r"\exp(2)"], ["7.389", "e", "2e"]),
         r"\frac{1}{1+\sqrt{2}}": ([r"\sqrt{2}-1", r"-1+\sqrt2"], [r"\sqrt2+1", "0.41421356"]),
         r"n!": (["n(n-1)!"], ["n", "(n-1)!"]),
@@ -154,6 +155,8 @@ BOXED: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         r"\text{even}": (["even", "Even"], ["odd", "neither"]),
         r"\text{two lines}": (["two lines", r"\text{Two lines}"], ["one line", "two circles", "2"]),
         r"\text{Alice and Bob}": (["Alice and Bob", r"\text{Bob and Alice}", "Alice, Bob"], ["Alice", "Alice and Carl"]),
+        "6": (["six", "Six", r"\text{six}"], ["seven", "sixty"]),
+        "no": (["No", r"\text{no}"], ["yes", "on"]),
         "3rd": (["third", "3", r"3^{\text{rd}}"], ["second", "4th"]),
     },
     "multiple choice": {

@@ -1,5 +1,6 @@
 """The contract's plain parts: seeds, the checks of requests, the record of a response."""
 
+import itertools
 import math
 import re
 
@@ -13,7 +14,7 @@ def test_seeds_differ_by_run_iteration_and_sample_and_stay_in_range():
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(set(seeds)) > len(seeds) - 10  # 6,000 draws of 2**31 collide 0.008 times on average
     # Neighbours are unrelated: half of the 31 bits differ.
-    flips = [(a ^ b).bit_count() for a, b in zip(seeds, seeds[1:], strict=False)]
+    flips = [(a ^ b).bit_count() for a, b in itertools.pairwise(seeds)]
     assert 15 < sum(flips) / len(flips) < 16
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from conftest import tiny_model
+from torch.distributed.tensor import DTensor
 
-from parallel_r1.rollout.weights import clean_name, full_weights, parameter_names, recorded, require_names
+from parallel_r1.rollout.weights import WeightStream, clean_name, full_weights, parameter_names
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_untied_weights_are_their_own():
     assert not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
 
 
-def test_activation_checkpointing_and_compile_leave_the_names_alone():
+def test_activation_checkpointing_leaves_the_names_alone():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     expected = [name for name, _ in full_weights(tiny_model())]
     model = tiny_model()
     model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
-    assert [name for name, _ in full_weights(torch.compile(model))] == expected
+    assert [name for name, _ in full_weights(model)] == expected
 
 
 def test_a_folder_names_what_its_model_streams(tiny_model_dir, untied_model_dir):
@@ -55,40 +55,42 @@ def test_a_folder_names_what_its_model_streams(tiny_model_dir, untied_model_dir)
 
 
 def test_missing_weights_are_an_error_that_names_them():
-    seen: set[str] = set()
-    assert list(recorded([("a", torch.ones(1))], seen)) == [("a", torch.ones(1))]
-    require_names(["a"], seen)
+    stream = WeightStream(iter([("a", torch.ones(1))]))
+    assert list(stream) == [("a", torch.ones(1))]
+    stream.check(["a"])
     with pytest.raises(RuntimeError, match=r"left out 2 weights \(b, c"):
-        require_names(["c", "a", "b"], seen)
+        stream.check(["c", "a", "b"])
 
 
-def test_ddp_and_fsdp2_stream_the_same_full_weights_on_every_rank(tmp_path: Path):
-    mp.spawn(_compare_on_rank, args=(2, str(tmp_path)), nprocs=2)
-    assert sorted(path.name for path in tmp_path.glob("rank*")) == ["rank0", "rank1"]
+def test_a_source_that_fails_ends_the_stream_and_raises_afterwards():
+    def broken():
+        yield "a", torch.ones(1)
+        raise OSError("a rank is gone")
+
+    stream = WeightStream(broken())
+    assert len(list(stream)) == 1
+    with pytest.raises(OSError, match="a rank is gone"):
+        stream.check(["a"])
 
 
-def _compare_on_rank(rank: int, ranks: int, folder: str) -> None:
-    """Runs in a process of its own: shards a model, takes a step so that the shards matter, compares with the plain one."""
+def test_ddp_and_fsdp2_stream_what_the_plain_model_streams(tmp_path: Path):
+    """On one rank; the integration tests shard over two."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    for tied in (True, False):
-        plain = dict(full_weights(tiny_model(tied=tied)))
-        replicated = DistributedDataParallel(tiny_model(tied=tied))
-        _assert_same(dict(full_weights(replicated)), plain)
-        sharded = tiny_model(tied=tied)
-        for layer in sharded.model.layers:
-            fully_shard(layer)
-        fully_shard(sharded)
-        assert any(parameter.to_local().numel() < parameter.numel() for parameter in sharded.parameters())
-        _assert_same(dict(full_weights(sharded)), plain)
-    dist.destroy_process_group()
-    (Path(folder) / f"rank{rank}").touch()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        expected = dict(full_weights(tiny_model()))
+        _assert_same(dict(full_weights(DistributedDataParallel(tiny_model()))), expected)
+        sharded = fully_shard(tiny_model())
+        assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
+        _assert_same(dict(full_weights(sharded)), expected)
+    finally:
+        dist.destroy_process_group()
 
 
 def _assert_same(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert list(weights) == list(expected)
+    assert not any(isinstance(weight, DTensor) for weight in weights.values())
     for name, weight in weights.items():
         assert torch.equal(weight, expected[name]), name

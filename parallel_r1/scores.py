@@ -1,0 +1,166 @@
+"""Log-probabilities and entropies from hidden states, a few tokens at a time.
+
+A [tokens, vocabulary] tensor of a batch is what runs out of memory first: 16k tokens of a 151k vocabulary are 10 GB a
+copy, and softmax with its gradient wants several. Here only a chunk of it ever lives, in the forward and, recomputed, in
+the backward pass; and only tokens that carry loss are looked at. The mathematics is that of `objective.token_logprobs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+# Logits that may live at once, in elements of float32: small on a CPU (cache), large on a GPU (launches).
+_CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 27}
+
+
+class TokenScores(NamedTuple):
+    """logprobs: log-probability (nats) of each target; entropy: of the distribution it was drawn from. [N] float32."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """What a model does to the product of hidden states and output embedding, and what sampling does to the logits.
+
+    logits = softcap * tanh(scale * product / softcap) / temperature, `banned` ids left out. scale: Cohere, Granite;
+    softcap: Gemma (arXiv 2408.00118, section 2); None for none.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+    banned: tuple[int, ...] = ()
+
+
+def head_form(config, temperature: float, banned: tuple[int, ...]) -> HeadForm:
+    """The form that a model's config states. `scoring` tests once whether that is all the model does."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return HeadForm(scale, getattr(config, "final_logit_softcapping", None), temperature, tuple(banned))
+
+
+def chunk_tokens(vocabulary: int, device: torch.device) -> int:
+    """Tokens a chunk."""
+    return max(64, _CHUNK_ELEMENTS.get(device.type, _CHUNK_ELEMENTS["cuda"]) // vocabulary)
+
+
+def chunked_scores(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, form: HeadForm, chunk: int | None = None
+) -> TokenScores:
+    """Scores of targets [N] given hidden states [N, H] and an output embedding [V, H], differentiable in all three.
+
+    Both outputs carry gradients. Matrix products run in autocast's type where it is on, the rest in float32.
+    """
+    chunk = chunk or chunk_tokens(weight.shape[0], hidden.device)
+    return TokenScores(*_ChunkedScores.apply(hidden, weight, bias, targets, form, chunk))
+
+
+class _ChunkedScores(torch.autograd.Function):
+    """Saves hidden states and one number a token; logits are computed again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, form: HeadForm, chunk: int):
+        kind = hidden.device.type
+        ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        ctx.form, ctx.chunk = form, chunk
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        lse, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        with torch.autocast(kind, enabled=False):
+            w = weight.to(ctx.dtype)
+            for part in _parts(len(hidden), chunk):
+                z, _ = _logits(hidden[part].to(ctx.dtype), w, bias, form)
+                lse[part] = z.logsumexp(dim=-1)
+                logprobs[part] = z.gather(-1, targets[part, None])[:, 0] - lse[part]
+                p = (z - lse[part, None]).exp_()
+                entropy[part] = lse[part] - p.mul_(z).sum(dim=-1)  # -sum p (z - lse)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logprobs, grad_entropy):
+        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        form = ctx.form
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if need_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            w = weight.to(ctx.dtype)
+            for part in _parts(len(hidden), ctx.chunk):
+                h = hidden[part].to(ctx.dtype)
+                z, capped = _logits(h, w, bias, form)
+                g = _grad_logits(
+                    z, targets[part], lse[part], entropy[part], _cut(grad_logprobs, part), _cut(grad_entropy, part)
+                )
+                g.mul_(form.scale / form.temperature)
+                if capped is not None:
+                    g.mul_(1.0 - (capped / form.softcap) ** 2)
+                if need_bias:
+                    grad_bias += g.sum(dim=0)
+                g = g.to(ctx.dtype)
+                if need_hidden:
+                    grad_hidden[part] = (g @ w).to(hidden.dtype)
+                if need_weight:  # sums in float32: dozens of chunks would lose bits in bfloat16
+                    if g.dtype == torch.float32:
+                        grad_weight.addmm_(g.T, h)
+                    else:
+                        grad_weight += g.T @ h
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype) if need_weight else None,
+            grad_bias.to(bias.dtype) if need_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _parts(n: int, chunk: int) -> list[slice]:
+    return [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
+
+
+def _cut(grad: Tensor | None, part: slice) -> Tensor | None:
+    return None if grad is None else grad[part, None]
+
+
+def _logits(h: Tensor, w: Tensor, bias: Tensor | None, form: HeadForm) -> tuple[Tensor, Tensor | None]:
+    """[n, V] float32 logits, and, with a softcap, the capped values before temperature (its derivative needs them)."""
+    z = (h @ w.T).float()
+    if bias is not None:
+        z += bias
+    if form.scale != 1.0:
+        z *= form.scale
+    capped = None
+    if form.softcap is not None:
+        z = (z / form.softcap).tanh_().mul_(form.softcap)
+        capped = z
+    if form.temperature != 1.0:
+        z = z / form.temperature
+    if form.banned:  # finite, so that 0 * z stays 0 in the entropy
+        z = z.index_fill(-1, torch.tensor(form.banned, device=z.device), torch.finfo(z.dtype).min / 2)
+    return z, capped
+
+
+def _grad_logits(
+    z: Tensor, targets: Tensor, lse: Tensor, entropy: Tensor, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+) -> Tensor:
+    """d loss / d z. logp: onehot - p; entropy H: -p (log p + H)."""
+    logp = z - lse[:, None]
+    p = logp.exp()
+    g = torch.zeros_like(p) if grad_entropy is None else logp.add_(entropy[:, None]).mul_(p).mul_(-grad_entropy)
+    if grad_logprobs is not None:
+        g.sub_(p.mul_(grad_logprobs))
+        g.scatter_add_(-1, targets[:, None], grad_logprobs.to(g.dtype))
+    return g
+
+
+def plain_head(model: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """(weight, bias) of a model's output embedding, or None where it is more than a linear layer (an adapter, say)."""
+    head = model.get_output_embeddings()
+    return (head.weight, head.bias) if type(head).forward is nn.Linear.forward else None

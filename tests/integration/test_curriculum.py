@@ -1,0 +1,153 @@
+"""The debug curriculum through real vLLM, as a user runs it; then what a second run, `test` and `predict` do."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from parallel_r1.policy import is_model_folder
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+pytestmark = pytest.mark.integration
+
+
+def parallel_r1(*args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "parallel_r1", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def scalars(run: Path, stage: str) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(run / "tensorboard" / stage), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("debug") / "run"
+    parallel_r1("fit", "--config", "configs/debug.yaml", f"--curriculum.root={folder}")
+    return folder
+
+
+def test_every_stage_leaves_a_model_a_record_and_a_summary(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["name"], summary["seed"]) == ("debug", 1)
+    assert [s["name"] for s in summary["stages"]] == ["cold_start", "easy", "hard"]
+    assert [s["steps"] for s in summary["stages"]] == [12, 3, 3]
+    assert [s["module"] for s in summary["stages"]] == ["SFTModule", "RLModule", "RLModule"]
+    for stage in summary["stages"]:
+        assert is_model_folder(run / "stages" / stage["name"] / "model")
+        for tier in ("easy", "hard"):
+            for metric in (
+                "accuracy",
+                "accuracy_ci95",
+                "parallel_ratio",
+                "format_valid",
+                "critical_tokens",
+                "total_tokens",
+                "n",
+            ):
+                for when in ("before", "after"):
+                    assert math.isfinite(stage[when][f"{tier}/{metric}"])
+        assert stage["after"]["easy/n"] == 32
+
+
+def test_a_stage_starts_where_the_one_before_ended(run: Path) -> None:
+    stages = json.loads((run / "summary.json").read_text())["stages"]
+    for earlier, later in zip(stages, stages[1:], strict=False):
+        assert later["before"] == earlier["after"]
+
+
+def test_rollouts_equal_the_policy_at_every_iteration(run: Path) -> None:
+    for stage in ("easy", "hard"):
+        gaps = scalars(run, stage)["rollout_logprob_gap/max"]
+        assert len(gaps) == 3
+        assert all(gap < 1e-4 for _, gap in gaps), gaps
+
+
+def test_tensorboard_has_one_step_axis_and_the_groups(run: Path) -> None:
+    steps = [
+        step
+        for stage, tag in (
+            ("cold_start", "policy/loss"),
+            ("easy", "reward/total/mean"),
+            ("hard", "reward/total/mean"),
+        )
+        for step, _ in scalars(run, stage)[tag]
+    ]
+    assert steps == list(range(18))
+    tags = set(scalars(run, "hard"))
+    assert tags >= {
+        "reward/total/mean",
+        "rollout/accuracy",
+        "rollout/parallel_ratio",
+        "rollout/format_valid",
+        "rollout/response_length",
+        "rollout/truncated",
+        "policy/entropy",
+        "policy/grad_norm",
+        "rollout_logprob_gap/mean",
+        "rollout_logprob_gap/max",
+        "time/rollout_s",
+        "time/sync_s",
+        "time/update_s",
+        "time/tokens_per_second",
+        "val/hard/accuracy",
+    }
+    assert "epoch" not in tags
+    events = EventAccumulator(str(run / "tensorboard" / "hard"))
+    events.Reload()
+    assert "val/rollouts/text_summary" in events.Tags()["tensors"]
+
+
+def test_finished_stages_are_skipped(run: Path) -> None:
+    weights = run / "stages" / "hard" / "model" / "model.safetensors"
+    stamp = weights.stat().st_mtime_ns
+    done = parallel_r1("fit", "--config", "configs/debug.yaml", f"--curriculum.root={run}")
+    assert weights.stat().st_mtime_ns == stamp
+    assert done.stderr.count("is finished: skipped") == 3
+
+
+def test_the_export_is_a_plain_hugging_face_model(run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = run / "stages" / "hard" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("<Parallel><Path> 1 A: B +3 = 7", add_special_tokens=False, return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[0]) == "<Parallel><Path> 1 A: B +3 = 7"
+    assert model(ids).logits.isfinite().all()
+
+
+def test_test_and_predict_run_on_the_last_finished_stage(run: Path) -> None:
+    modes = "--curriculum.stages.hard.module.init_args.eval_modes=[free,parallel,sequential]"
+    parallel_r1("test", "--config", "configs/debug.yaml", f"--curriculum.root={run}", modes)
+    found = json.loads((run / "test.json").read_text())
+    assert list(found) == ["hard"]
+    assert found["hard"]["hard/n"] == 32
+    assert found["hard"]["hard/forced_sequential/parallel_ratio"] == 0
+    parallel_r1("predict", "--config", "configs/debug.yaml", f"--curriculum.root={run}")
+    rows = [json.loads(line) for line in (run / "predictions-hard.jsonl").read_text().splitlines()]
+    assert len(rows) == 64
+    assert set(rows[0]) >= {"id", "question", "response"}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside this checkout (../shared/data)")
+def test_real_data_runs_with_finite_losses(tmp_path: Path) -> None:
+    parallel_r1("fit", "--config", "configs/real_data_debug.yaml", f"--curriculum.root={tmp_path}/run")
+    for stage, tag, steps in (("cold_start", "policy/loss", 3), ("easy", "policy/loss", 2), ("hard", "policy/loss", 2)):
+        losses = scalars(tmp_path / "run", stage)[tag]
+        assert len(losses) == steps
+        assert all(math.isfinite(value) for _, value in losses)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stages"][1]["after"]["gsm8k/n"] == 16, "validated on rows of the real GSM8K test file"
