@@ -110,7 +110,9 @@ class Objective:
         if self.settled(max_tokens).clip_low > 1:
             raise ValueError(f"objective.clip_low={self.clip_low}: ratios are above 0, so give 1 or less")
         if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"objective.dual_clip={self.dual_clip}: it bounds ratios above 1; give more (3.0 is usual)")
+            raise ValueError(
+                f"objective.dual_clip={self.dual_clip}: it bounds ratios above 1; give more (3.0 is usual)"
+            )
         if self.constant_length is not None and self.constant_length < 1:
             raise ValueError(f"objective.constant_length={self.constant_length}: give a number of tokens, 1 or more")
         if self.mismatch != "none" and self.old_logprobs == "engine":

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from parallel_r1 import attention
+from parallel_r1.lora import Lora, add_adapters, merged, recorded, save_adapter
 from parallel_r1.objective import token_logprobs
+from parallel_r1.rollout.weights import full_weights
+from parallel_r1.scores import TokenScores, attach_scores, linear_head
 from parallel_r1.structure.grammar import TAGS
 from parallel_r1.structure.tokens import TagIds
-from parallel_r1.types import PolicyBatch
+from parallel_r1.structure.tree import dense_mask, mask_mod
+from parallel_r1.types import Pack, PolicyBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +49,9 @@ class PolicySource:
         name: a model on the Hugging Face hub, or a local model folder.
         init: builds a small model from nothing.
         dtype: of the weights in training.
-        attn_implementation: attention of transformers in training.
+        attn_implementation: attention of transformers in training. `sdpa` suits every device; `flex_attention` needs a GPU;
+            `flash_attention_2` computes each response by itself, and no isolated paths.
+        lora: train adapters of low rank instead of all weights; null trains all.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
         trust_remote_code: run code that comes with the model; off unless you trust its author.
     """
@@ -51,7 +59,8 @@ class PolicySource:
     name: str | None = None
     init: PolicyInit | None = None
     dtype: Dtype = "float32"
-    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attn_implementation: Literal["sdpa", "eager", "flex_attention", "flash_attention_2"] = "sdpa"
+    lora: Lora | None = None
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
 
@@ -63,6 +72,8 @@ class PolicySource:
                 "policy: give exactly one of `policy.name` (a hub id or a model folder) and `policy.init` (a class "
                 f"that builds a tiny model); got name={self.name!r}, init={init}"
             )
+        if self.lora is not None:
+            self.lora.check()
         if self.name and (self.name.startswith((".", "/", "~")) or Path(self.name).is_dir()):
             folder = Path(self.name).expanduser()
             if not (folder / "config.json").is_file():
@@ -104,7 +115,9 @@ class Policy:
     """A model in training with its tokenizer.
 
     model: a causal LM, possibly wrapped or sharded in place. folder: where it was loaded from.
-    eos_ids: every id that ends a response; pad_id: fills rows, and never counts.
+    eos_ids: every id that ends a response; pad_id: fills rows, and never counts. linear_head: logits are a linear layer
+    of the last hidden states (and what `scores.HeadForm` knows), so they can be computed a few tokens at a time.
+    lora, adapter: how it is adapted, and the adapter's tensors when they were last streamed.
     """
 
     model: nn.Module
@@ -113,6 +126,9 @@ class Policy:
     eos_ids: tuple[int, ...]
     pad_id: int
     folder: Path
+    linear_head: bool = True
+    lora: Lora | None = None
+    adapter: dict[str, Tensor] = field(default_factory=dict)
 
     def logits(self, batch: PolicyBatch) -> Tensor:
         """[R, T, V] logits of a batch under its positions and visibility.
@@ -123,6 +139,48 @@ class Policy:
         return self.model(
             input_ids=batch.input_ids, position_ids=batch.positions, attention_mask=mask, use_cache=False
         ).logits
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether responses may share a row and a prompt; else each needs a forward pass of its own."""
+        kind = self.model.config._attn_implementation
+        return kind in (attention.KIND, "eager", "flex_attention") and attention.can_pack(self.model)
+
+    def score(self, pack: Pack, temperature: float = 1.0, banned: tuple[int, ...] = ()) -> TokenScores:
+        """Log-probability and entropy, [N] float32 each and both differentiable, of the trained tokens of a pack.
+
+        The distribution is the one the engine sampled from: softmax(logits / temperature) without `banned` ids.
+        Raises ValueError for packed responses that the model's attention cannot tell apart.
+        """
+        return self.model.token_scores(
+            pack.source,
+            pack.targets,
+            temperature,
+            banned,
+            self.linear_head,
+            input_ids=pack.tokens[None],
+            position_ids=pack.positions[None],
+            use_cache=False,
+            **self._tree_attention(pack),
+        )
+
+    def _tree_attention(self, pack: Pack) -> dict[str, Any]:
+        """The arguments that make the attention in use follow the rule of `structure.tree`."""
+        if pack.is_plain:
+            return {}
+        kind = self.model.config._attn_implementation
+        if kind == attention.KIND:
+            # a model that does not hand `tree` on sees nothing through this mask, and returns NaN: never silently causal
+            blind = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=pack.tokens.device)
+            return {"attention_mask": blind, "tree": attention.plan_attention(pack.spans, pack.ids)}
+        if kind == "flex_attention":
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            n, device = len(pack.tokens), pack.tokens.device
+            compiled = device.type == "cuda"  # else the whole [T, T] mask would be made first
+            mask = create_block_mask(mask_mod(pack.ids), None, None, n, n, device=device, _compile=compiled)
+            return {"attention_mask": mask}
+        return {"attention_mask": self._attention_mask(dense_mask(pack.ids)[None])}
 
     def _attention_mask(self, visible: Tensor) -> Tensor:
         # transformers takes a 4-D mask as it is, so it must come in the form the attention in use reads
@@ -140,6 +198,15 @@ class Policy:
         logits = self.logits(batch)[:, :-1]
         logp, entropy = token_logprobs(logits, batch.input_ids[:, 1:], temperature, batch.banned)
         return nn.functional.pad(logp, (1, 0)), nn.functional.pad(entropy, (1, 0))
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, full tensor) of every weight, adapters merged in. Collective over ranks.
+
+        Under LoRA it notes the adapter's tensors on the way, for `export_policy`.
+        """
+        if self.lora is None:
+            return full_weights(self.model)
+        return merged(recorded(full_weights(self.model), self.adapter), self.lora.alpha / self.lora.r)
 
     def decode(self, response_ids: tuple[int, ...]) -> str:
         """The text of a response: tags kept, end-of-sequence and padding left out."""
@@ -160,16 +227,27 @@ def load_policy(folder: Path, source: PolicySource) -> Policy:
         attn_implementation=source.attn_implementation,
         trust_remote_code=source.trust_remote_code,
     )
+    if source.attn_implementation == "sdpa":
+        attention.register()
+        model.set_attn_implementation(attention.KIND)
+    if source.lora is not None:
+        add_adapters(model, source.lora)
+    attach_scores(model)
     if source.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     eos = eos_ids_of(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
-    return Policy(model, tokenizer, TagIds.from_tokenizer(tokenizer), eos, pad, Path(folder))
+    return Policy(model, tokenizer, TagIds.from_tokenizer(tokenizer), eos, pad, Path(folder), linear_head(model), source.lora)
 
 
 def export_policy(policy: Policy, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write weights (full tensors, Hugging Face names), config and tokenizer as a model folder, atomically."""
+    """Write weights (full tensors, Hugging Face names), config and tokenizer as a model folder, atomically.
+
+    Under LoRA the weights are merged ones, and the adapter goes to the folder `adapter` beside it.
+    """
     _save(policy.model.config, policy.tokenizer, weights, folder, policy.model)
+    if policy.lora is not None:
+        save_adapter(policy.adapter, policy.lora, policy.folder, folder.with_name("adapter"))
 
 
 def eos_ids_of(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ the backward pass; and only tokens that carry loss are looked at. The mathematic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MethodType
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ class HeadForm:
 
 
 def head_form(config, temperature: float, banned: tuple[int, ...]) -> HeadForm:
-    """The form that a model's config states. `scoring` tests once whether that is all the model does."""
+    """The form that a model's config states. `linear_head` tests whether that is all the model does."""
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     return HeadForm(scale, getattr(config, "final_logit_softcapping", None), temperature, tuple(banned))
 
@@ -160,7 +161,70 @@ def _grad_logits(
     return g
 
 
-def plain_head(model: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """(weight, bias) of a model's output embedding, or None where it is more than a linear layer (an adapter, say)."""
+def logit_scores(logits: Tensor, targets: Tensor, temperature: float, banned: tuple[int, ...]) -> TokenScores:
+    """The same from logits [N, V] that are there already; both outputs carry gradients."""
+    z = logits.float() / temperature
+    if banned:
+        z = z.index_fill(-1, torch.tensor(banned, device=z.device), torch.finfo(z.dtype).min / 2)
+    logp = torch.log_softmax(z, dim=-1)
+    return TokenScores(logp.gather(-1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(dim=-1))
+
+
+# --------------------------------------------------------------------------- on a model
+
+
+def attach_scores(model: nn.Module) -> None:
+    """Give a causal LM the method `token_scores`. Call `share_scores` after FSDP2 has sharded it."""
+    model.token_scores = MethodType(_token_scores, model)
+
+
+def share_scores(model: nn.Module) -> None:
+    """Let FSDP2 gather the parameters of the root around `token_scores`, as it does around `forward`."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    register_fsdp_forward_method(model, "token_scores")
+
+
+def _token_scores(
+    self: nn.Module,
+    source: Tensor,
+    targets: Tensor,
+    temperature: float,
+    banned: tuple[int, ...],
+    linear: bool,
+    **inputs,
+) -> TokenScores:
+    """Scores of targets [N], read at indices `source` [N] of a forward pass of one row.
+
+    linear=False takes the model's own logits, all N at once: for heads that `HeadForm` does not describe.
+    """
+    if not linear:
+        logits = self.forward(**inputs, logits_to_keep=source).logits[0]
+        return logit_scores(logits, targets, temperature, banned)
+    hidden = self.get_decoder()(**inputs).last_hidden_state[0].index_select(0, source)
+    head = self.get_output_embeddings()
+    return chunked_scores(hidden, head.weight, head.bias, targets, head_form(self.config, temperature, banned))
+
+
+@torch.no_grad()
+def linear_head(model: nn.Module) -> bool:
+    """Whether logits are `HeadForm` of the decoder's last hidden states: looked at, then tried on three tokens.
+
+    Run it on a model as loaded: on the CPU, and not sharded.
+    """
     head = model.get_output_embeddings()
-    return (head.weight, head.bias) if type(head).forward is nn.Linear.forward else None
+    if head is None or type(head).forward is not nn.Linear.forward or getattr(model, "get_decoder", None) is None:
+        return False
+    kept: list[Tensor] = []
+    hook = model.get_decoder().register_forward_hook(lambda m, args, out: kept.append(out[0]))
+    kind, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation_internal = "eager"  # flash and flex need a GPU
+    try:
+        ids = torch.arange(3, device=head.weight.device)[None]
+        logits = model.eval()(input_ids=ids, use_cache=False).logits[0].float()
+    finally:
+        model.config._attn_implementation_internal = kind
+        model.train(training)
+        hook.remove()
+    ours, _ = _logits(kept[-1][0], head.weight, head.bias, head_form(model.config, 1.0, ()))
+    return bool((logits - ours).abs().max() <= 0.02 * logits.abs().max())

@@ -15,9 +15,19 @@ ROOT = Path(parallel_r1.__file__).parent
 
 # From the bottom up; a module imports from its own layer and from those below. The longest matching prefix decides.
 LAYERS: list[tuple[str, ...]] = [
-    ("types", "structure"),
-    ("objective", "optim", "attention", "reward", "data", "rollout.engine", "rollout.weights", "rollout.model_folder"),
-    ("policy", "rollout", "evaluation"),
+    ("types", "structure", "methods"),
+    (
+        "objective",
+        "optim",
+        "attention",
+        "scores",
+        "reward",
+        "data",
+        "rollout.engine",
+        "rollout.weights",
+        "rollout.model_folder",
+    ),
+    ("policy", "lora", "rollout", "evaluation"),
     ("tiny",),
     ("modules",),
     # the table and the bar read what the runner recorded of a stage: they stand above it, and it knows neither

@@ -27,7 +27,7 @@ def test_advantages_by_hand() -> None:
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_groups_without_contrast_have_exactly_zero_advantage(normalize_std: bool) -> None:
-    # 0.1 * 3 / 3 is not 0.1 in float32, so equal rewards need care; a group of one has no deviation at all
+    # in float32 the mean of seven times -1.2 is not -1.2, so equal rewards need care; a group of one has no deviation
     for rewards in (torch.full((2, 3), 0.1), torch.tensor([[1.0], [-1.0]]), torch.full((1, 7), -1.2)):
         assert torch.equal(group_advantages(rewards, normalize_std), torch.zeros_like(rewards))
 

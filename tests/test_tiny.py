@@ -92,7 +92,7 @@ def test_tags_are_single_tokens_that_decoding_keeps(tokenizer) -> None:
     assert decode(tokenizer, ids) == text
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(text=st.text(max_size=40).filter(lambda text: not any(special in text for special in SPECIAL)))
 def test_bytes_read_any_text(text: str) -> None:
     ids = encode(BYTES, text)
@@ -101,6 +101,7 @@ def test_bytes_read_any_text(text: str) -> None:
     assert BYTES.unk_token_id not in ids
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(st.sampled_from([*TAGS, "x", " ", "é", "\n"]), max_size=12))
 def test_bytes_and_tags_mix(pieces: list[str]) -> None:
     ids = encode(BYTES, "".join(pieces))

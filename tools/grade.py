@@ -1,8 +1,8 @@
 """Grade a file of answers: `python tools/grade.py FILE.jsonl > graded.jsonl`.
 
-Each line of FILE is a JSON object with `id`, `gold` and `response`. Standard output gets the same objects, in order, with
-`correct` (true or false) and `reason` set; standard error gets the progress. A row that cannot be read is named by its
-line number and left out. Exit status: 0, or 2 where the file or any row of it could not be read.
+Each line of FILE is a JSON object with `id`, `gold` and `response`. Standard output gets the same objects, in order,
+with `correct` (true or false) and `reason` set; standard error gets the progress. A row that cannot be read is named by
+its line number and left out. Exit status: 0, or 2 where the file or any row of it could not be read.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Maze:
 
     def demonstration(self, style: Style, rng: random.Random) -> str:
         """A right response: path i takes door i; one stream tries the doors in random order until it has the key."""
-        answer = f"Final Answer: {self.answer}"
+        answer = f"\nFinal Answer: {self.answer}"
         paths = [f" {i}{corridor.walk(self.start)}" for i, corridor in enumerate(self.doors, 1)]
         block = render_block(paths, f" found {self.answer}")
         if style == "parallel":
@@ -94,7 +94,7 @@ class Maze:
         rng.shuffle(order)
         tried = order[: [c.end for c in order].index("key") + 1]
         stream = "".join(corridor.walk(self.start) for corridor in tried)
-        return f"{stream} {answer}" if style == "sequential" else f"{stream}{block}{answer}"
+        return f"{stream}{answer}" if style == "sequential" else f"{stream}{block}{answer}"
 
 
 def make_maze(rng: random.Random, tier: Tier, doors: int) -> Maze:
@@ -175,4 +175,4 @@ def vocabulary() -> list[str]:
     rooms = [f" {room}{mark}" for room in ROOMS for mark in ("", ":")]
     numbers = [f" {n}" for n in range(MOST_COINS + 1)] + [f" +{n}" for n in range(1, LARGEST_GIFT + 1)]
     words = [" has", " coins", " Doors", " Coins", " at", " the", " key", " key?", " shut", " stuck", " found"]
-    return ["\n", ".", " =", "Final", " Final", " Answer:", *words, *NAMES, *numbers, *rooms]
+    return ["\n", ".", " =", "Final", " Answer:", *words, *NAMES, *numbers, *rooms]

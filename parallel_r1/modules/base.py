@@ -5,7 +5,7 @@ Life of a stage:  attach(session) -> configure_model -> (validate) -> train -> e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from parallel_r1.data.datamodules import Split
 from parallel_r1.evaluation.metrics import TierMetrics
-from parallel_r1.modules.batching import EMPTY_ROW, Row, collate, micro_batches
+from parallel_r1.modules.batching import Row, collate_pack, packs
 from parallel_r1.modules.responder import Generation, Mode, Responder
+from parallel_r1.modules.tally import peak_memory_gb
 from parallel_r1.policy import Policy, PolicySource, load_policy
 from parallel_r1.rollout.engine import RolloutEngine
-from parallel_r1.rollout.weights import full_weights
-from parallel_r1.types import Judged, PolicyBatch, Problem
+from parallel_r1.scores import share_scores
+from parallel_r1.types import Judged, Pack, Problem
 
 # sampling streams that training iterations (0, 1, ...) never use
 _VALIDATION, _TEST, _PREDICTION = -1, -2, -3
@@ -92,7 +93,7 @@ class StageModule(L.LightningModule):
         optimizer: OptimizerCallable,
         schedule: Schedule,
         gradient_clip: float | None,
-        micro_batch_tokens: int,
+        max_tokens_per_micro_batch: int,
         eval_modes: list[Mode],
     ) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class StageModule(L.LightningModule):
         self.make_optimizer = optimizer
         self.schedule = schedule
         self.gradient_clip = gradient_clip
-        self.micro_batch_tokens = micro_batch_tokens
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.eval_modes = eval_modes
         self.model: nn.Module | None = None
         self.evaluation: dict[str, float] = {}
@@ -118,8 +119,10 @@ class StageModule(L.LightningModule):
             raise ValueError(
                 "generation.structure=unseen: exact rollouts of isolated paths are not available yet; use seen or sequential"
             )
-        if self.micro_batch_tokens < 1:
-            raise ValueError(f"micro_batch_tokens={self.micro_batch_tokens}: give a number of tokens above 0")
+        if self.max_tokens_per_micro_batch < 1:
+            raise ValueError(
+                f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch}: give a number of tokens above 0"
+            )
         if self.generation.structure == "sequential" and "parallel" in self.eval_modes:
             raise ValueError("eval_modes: a sequential structure cannot be evaluated in mode `parallel`; remove it")
 
@@ -133,7 +136,7 @@ class StageModule(L.LightningModule):
         self.policy: Policy = load_policy(self.session.folder, self.session.source)
         self.model = self.policy.model
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            _shard(self.model, self.device_mesh["data_parallel"])
+            shard(self.model, self.device_mesh["data_parallel"])
         self.responder = Responder(self.policy, self.session.engine, self.generation, self.session.seed)
 
     def _start_engine(self) -> None:
@@ -156,21 +159,13 @@ class StageModule(L.LightningModule):
 
     # ------------------------------------------------------------------ the update
 
-    def collate(self, rows: list[Row]) -> PolicyBatch:
-        return collate(
-            rows,
-            self.policy.tags,
-            self.policy.pad_id,
-            self.generation.structure,
-            banned=self.responder.banned(),
-            device=self.device,
-        )
-
-    def batches(self, rows: list[Row]) -> list[PolicyBatch]:
-        """Micro-batches of this rank, as many on every rank (collectives must match), empty ones where it has fewer."""
-        parts = micro_batches(rows, self.micro_batch_tokens)
-        wanted = int(self.over_ranks(torch.tensor(float(len(parts))), "max"))
-        return [self.collate(part) for part in parts + [[EMPTY_ROW]] * (wanted - len(parts))]
+    def packs(self, rows: Sequence[Row], least: int = 0) -> list[Pack]:
+        """Forward passes of this rank's rows, as many on every rank (collectives must match), empty ones where it has
+        fewer; at least `least`."""
+        parts = packs(rows, self.max_tokens_per_micro_batch, self.policy.can_pack)
+        wanted = int(self.over_ranks(torch.tensor(float(max(len(parts), least))), "max"))
+        parts = parts + [[]] * (wanted - len(parts))
+        return [collate_pack(p, self.policy.tags, self.generation.structure, device=self.device) for p in parts]
 
     def share(self) -> tuple[int, int]:
         """(rank, ranks): which part of a global batch is here."""
@@ -194,6 +189,10 @@ class StageModule(L.LightningModule):
     def backward_sum(self, loss_sum: Tensor, denominator: float) -> None:
         """Backward of a sum normalised over all ranks: DDP and FSDP average gradients, so the rank count comes back in."""
         self.manual_backward(loss_sum * (self.trainer.world_size / denominator))
+
+    def peak_memory_gb(self) -> float:
+        """The most any rank has used, in GB (1e9 bytes)."""
+        return float(self.over_ranks(torch.tensor(peak_memory_gb(self.device)), "max"))
 
     # ------------------------------------------------------------------ validation, test, prediction
 
@@ -262,7 +261,7 @@ class StageModule(L.LightningModule):
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under Hugging Face names. Collective over ranks."""
-        return full_weights(self.model)
+        return self.policy.weights()
 
     def release(self) -> None:
         """Drop the model, so that the next stage has the memory."""
@@ -270,10 +269,11 @@ class StageModule(L.LightningModule):
         del self.policy, self.responder
 
 
-def _shard(model: nn.Module, mesh: Any) -> None:
+def shard(model: nn.Module, mesh: Any) -> None:
     """FSDP2: each decoder layer, then the rest, sharded in place."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in model.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    share_scores(model)

@@ -1,16 +1,24 @@
-"""From rollouts to padded rows under a token budget. Pure functions."""
+"""From rollouts to forward passes under a token budget. Pure functions.
+
+`packs` and `collate_pack` are what training uses; `micro_batches` and `collate` make the plain padded form, which tests
+and `tools/bench.py` compare with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from parallel_r1.structure.grammar import Structure
 from parallel_r1.structure.layout import Positions, layout, visibility
-from parallel_r1.structure.tokens import TagIds
-from parallel_r1.types import PolicyBatch, Rollout
+from parallel_r1.structure.tokens import TagIds, segments
+from parallel_r1.structure.tree import Span, TreeIds
+from parallel_r1.types import SEGMENT_KINDS, Pack, PolicyBatch, Rollout
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,3 +81,120 @@ def collate(
     return PolicyBatch(
         ids.to(device), place.to(device), mask.to(device), old.to(device), advantages.to(device), visible, banned
     )
+
+
+# --------------------------------------------------------------------------- packs: no padding, prompts shared
+
+Tree = list[Row]
+"""Rows of one prompt, which is computed once for them."""
+
+
+def trees(rows: Sequence[Row], max_tokens: int) -> list[Tree]:
+    """Rows of equal prompts together, as trees of at most `max_tokens` tokens (prompt once, all responses).
+
+    A group above the budget becomes several trees, longest responses first; a single row above it a tree of its own.
+    Rows without a trained token are left out: nothing of them reaches the loss.
+    """
+    groups: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        if any(row.rollout.sampled):
+            groups.setdefault(row.rollout.prompt_ids, []).append(row)
+    out: list[Tree] = []
+    for prompt, members in groups.items():
+        room = max_tokens - len(prompt)
+        out += _first_fit(members, lambda row: len(row.rollout.response_ids), room)
+    return out
+
+
+def packs(rows: Sequence[Row], max_tokens: int, shared: bool = True) -> list[list[Tree]]:
+    """Cut rows into forward passes of at most `max_tokens` tokens. Deterministic; every trained row appears once.
+
+    shared=False gives each row a pass of its own, for models that cannot tell packed responses apart.
+    """
+    if not shared:
+        return [[[row]] for row in rows if any(row.rollout.sampled)]
+    return _first_fit(trees(rows, max_tokens), tree_tokens, max_tokens)
+
+
+def tree_tokens(tree: Tree) -> int:
+    """Tokens of a tree: its prompt once, and every response."""
+    return len(tree[0].rollout.prompt_ids) + sum(len(row.rollout.response_ids) for row in tree)
+
+
+def _first_fit(items: Sequence[T], size: Callable[[T], int], room: int) -> list[list[T]]:
+    """First fit, largest first; an item above `room` gets a bin of its own."""
+    bins: list[list[T]] = []
+    used: list[int] = []
+    for item in sorted(items, key=size, reverse=True):
+        n = size(item)
+        k = next((k for k, filled in enumerate(used) if filled + n <= room), len(bins))
+        if k == len(bins):
+            bins.append([])
+            used.append(0)
+        bins[k].append(item)
+        used[k] += n
+    return bins
+
+
+def collate_pack(
+    pack: Sequence[Tree],
+    tags: TagIds,
+    structure: Structure,
+    positions: Positions = "longest",
+    device: torch.device | str = "cpu",
+) -> Pack:
+    """One row of trees with everything the loss needs to know about each trained token. An empty pack trains nothing."""
+    tokens: list[int] = []
+    place: list[int] = []
+    tree, branch, block, path = [], [], [], []
+    spans: list[Span] = []
+    source, targets, response, kind, engine, advantages = [], [], [], [], [], []
+    for t, rows in enumerate(pack or [[EMPTY_ROW]]):
+        prompt = rows[0].rollout.prompt_ids
+        trunk, trunk_end = len(tokens), len(tokens) + len(prompt)
+        spans.append(Span(trunk, trunk_end, trunk, trunk))
+        tokens += prompt
+        place += range(len(prompt))
+        tree += [t] * len(prompt)
+        branch, block, path = (x + [-1] * len(prompt) for x in (branch, block, path))
+        for row in rows:
+            rollout, start, s = row.rollout, len(tokens), len(advantages)
+            n = len(rollout.response_ids)
+            where = layout(len(prompt), rollout.response_ids, tags, structure, positions)
+            spans.append(Span(start, start + n, trunk, trunk_end))
+            tokens += rollout.response_ids
+            place += where.positions[len(prompt) :]
+            tree += [t] * n
+            branch += [s] * n
+            block += where.block[len(prompt) :]
+            path += where.path[len(prompt) :]
+            kinds = segment_kinds(rollout.response_ids, tags)
+            for i in (i for i, sampled in enumerate(rollout.sampled) if sampled):
+                source.append(start + i - 1 if i else trunk_end - 1)
+                targets.append(rollout.response_ids[i])
+                response.append(s)
+                kind.append(kinds[i])
+                engine.append(rollout.logprobs[i])
+            advantages.append(row.advantage)
+
+    def ints(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    def floats(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    ids = TreeIds(ints(tree), ints(branch), ints(block), ints(path))
+    known = tuple(span for span in spans if span.queries)
+    return Pack(
+        ints(tokens), ints(place), ids, known, ints(source), ints(targets), ints(response), ints(kind), floats(engine),
+        floats(advantages),
+    )  # fmt: skip
+
+
+def segment_kinds(response_ids: Sequence[int], tags: TagIds) -> list[int]:
+    """The kind of each response token, as an index into `SEGMENT_KINDS`."""
+    return [
+        SEGMENT_KINDS.index(segment.kind)
+        for segment in segments(response_ids, tags)
+        for _ in range(segment.start, segment.end)
+    ]

@@ -11,7 +11,6 @@ from parallel_r1.data.prompts import encode_prompt, load_template
 from parallel_r1.policy import Policy
 from parallel_r1.reward.grading import grade
 from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, request_seed
-from parallel_r1.rollout.weights import full_weights
 from parallel_r1.structure.grammar import Structure, parse
 from parallel_r1.structure.tokens import token_counts
 from parallel_r1.types import Judged, Problem, Rollout
@@ -66,7 +65,7 @@ class Responder:
         if not self.weights_changed:
             return 0.0
         start = time.perf_counter()
-        self.engine.sync(full_weights(self.policy.model))
+        self.engine.sync(self.policy.weights())
         self.weights_changed = False
         return time.perf_counter() - start
 

@@ -1,38 +1,46 @@
-"""Reinforcement learning: GRPO with verifiable rewards on rollouts of the current policy."""
+"""Reinforcement learning with verifiable rewards, on rollouts of the current policy."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.optim import AdamW
 
-from parallel_r1.modules.base import Schedule, StageModule
-from parallel_r1.modules.batching import Row
+from parallel_r1.data.order import share
+from parallel_r1.lora import adapters_off
+from parallel_r1.methods import Objective
+from parallel_r1.modules.base import Schedule, StageModule, shard
+from parallel_r1.modules.experience import Experience, rows_of, tally_experience
 from parallel_r1.modules.responder import Generation, Mode
-from parallel_r1.objective import group_advantages, policy_loss
-from parallel_r1.reward.rewards import Accuracy, Reward, Scores
-from parallel_r1.types import Judged, PolicyBatch, Problem, Rollout
+from parallel_r1.modules.update import update
+from parallel_r1.objective import advantages
+from parallel_r1.policy import Policy, load_policy
+from parallel_r1.reward.rewards import Accuracy, Length, Reward, Sum
+from parallel_r1.scores import TokenScores
+from parallel_r1.types import Pack, Problem
+
+# the stream of problems that dynamic sampling draws from starts where no training batch ever gets
+_REFILL = 1 << 32
 
 
 class RLModule(StageModule):
-    """Group-relative policy optimisation.
+    """Group-relative policy optimisation: GRPO and its family, as `objective` says.
 
     Args:
         reward: scores judged responses; any `parallel_r1.reward.rewards.Reward`.
         group_size: responses sampled a problem (G).
         generation: how problems become prompts and responses.
+        objective: what an update maximises: advantages, loss, regularisers, corrections.
         optimizer: makes the optimizer from the parameters.
         schedule: the learning rate over the stage.
-        clip_low: lower clip bound of the ratio, 1 - clip_low.
-        clip_high: upper clip bound of the ratio, 1 + clip_high.
-        normalize_std: divide advantages by the deviation of their group (GRPO); false for Dr. GRPO.
-        mini_batches: optimizer steps an iteration; its problems are split evenly over them.
+        mini_batches: parts an iteration's problems are split into, an optimizer step each.
+        ppo_epochs: how often an iteration goes over its rollouts.
         gradient_clip: limit of the gradient norm; null for none.
-        micro_batch_tokens: padded tokens a forward pass may hold; the update does not depend on it.
+        max_tokens_per_micro_batch: tokens a forward pass may hold; the update does not depend on it.
         max_logprob_gap: stop when the engine's and the trainer's log-probabilities of a sampled token differ by more
             (nats). 1e-4 suits float32; null, never stop, suits bfloat16.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
@@ -43,107 +51,155 @@ class RLModule(StageModule):
         reward: Reward = Accuracy(),  # noqa: B008 - read only
         group_size: int = 8,
         generation: Generation = Generation(),  # noqa: B008
+        objective: Objective = Objective(),  # noqa: B008
         optimizer: OptimizerCallable = AdamW,
         schedule: Schedule = Schedule(),  # noqa: B008
-        clip_low: float = 0.2,
-        clip_high: float = 0.2,
-        normalize_std: bool = True,
         mini_batches: int = 1,
+        ppo_epochs: int = 1,
         gradient_clip: float | None = 1.0,
-        micro_batch_tokens: int = 16384,
+        max_tokens_per_micro_batch: int = 16384,
         max_logprob_gap: float | None = None,
         eval_modes: list[Mode] = ["free"],  # noqa: B006
     ) -> None:
-        super().__init__(generation, optimizer, schedule, gradient_clip, micro_batch_tokens, eval_modes)
+        super().__init__(generation, optimizer, schedule, gradient_clip, max_tokens_per_micro_batch, eval_modes)
         self.reward = reward
         self.group_size = group_size
-        self.clip_low, self.clip_high = clip_low, clip_high
-        self.normalize_std = normalize_std
-        self.mini_batches = mini_batches
+        self.objective = objective
+        self.mini_batches, self.ppo_epochs = mini_batches, ppo_epochs
         self.max_logprob_gap = max_logprob_gap
+        self.reference: Policy | None = None
 
     def check(self) -> None:
         super().check()
+        self.objective.check(self.generation.max_tokens)
         if self.group_size < 2:
             raise ValueError(
-                f"group_size={self.group_size}: GRPO compares the responses of a group, so it needs 2 or more (8 is usual)"
+                f"group_size={self.group_size}: responses are compared within their group, so it needs 2 or more "
+                "(8 is usual)"
             )
-        if self.mini_batches < 1:
-            raise ValueError(f"mini_batches={self.mini_batches}: an iteration takes at least one optimizer step")
+        if self.mini_batches < 1 or self.ppo_epochs < 1:
+            raise ValueError(
+                f"mini_batches={self.mini_batches}, ppo_epochs={self.ppo_epochs}: an iteration takes at least one "
+                "optimizer step, so give 1 or more"
+            )
+
+    def configure_model(self) -> None:
+        if self.model is None:
+            super().configure_model()
+            self.reference = self.frozen_copy()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.reference is not None:  # not a submodule, so that it stays out of checkpoints
+            self.reference.model.to(self.device)
 
     @property
     def iteration(self) -> int:
-        """Iterations of this stage so far; each makes `mini_batches` optimizer steps."""
-        return self.global_step // self.mini_batches
+        """Iterations of this stage so far; each makes `mini_batches * ppo_epochs` optimizer steps."""
+        return self.global_step // (self.mini_batches * self.ppo_epochs)
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> None:
-        """One iteration: sync, roll out, judge, reward, advantages, update."""
+        """One iteration: sync, roll out, judge and reward, advantages, update."""
         iteration = self.iteration
+        objective = self.objective.settled(self.generation.max_tokens)
         sync_s = self.responder.refresh()
 
+        seen = self.roll_out(problems, iteration, objective)
+        seen, used = self.refill(seen, iteration, objective)
+        credit = advantages(used.rewards, objective.advantage, objective.std, self.moments)
+        groups = rows_of(used.rollouts, credit, mask_cut=objective.overlong == "mask")
+
+        start = time.perf_counter()
+        done = update(self, groups, objective, self.score, self.reference_score, self.mini_batches, self.ppo_epochs)
+        update_s = time.perf_counter() - start
+
+        times = {"time/sync_s": sync_s, "time/rollout_s": seen.seconds, "time/update_s": update_s}
+        self.report(seen, len(used.rewards), {**done, **times})
+        self.guard(done.get("rollout_logprob_gap/max", 0.0))
+
+    def roll_out(self, problems: list[Problem], iteration: int, objective: Objective, first: int = 0) -> Experience:
+        """Sample, judge and reward a group a problem. first: index of the first problem among those of the iteration."""
         start = time.perf_counter()
         rollouts = self.responder.respond(
             problems,
             iteration=self.session.step_offset + iteration,
             group_size=self.group_size,
             share=self.share(),
+            first=first,
         )
-        rollout_s = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         judged = self.responder.judge([p for p in problems for _ in range(self.group_size)], rollouts)
-        scores = self.reward.score(judged, iteration)
+        reward = self.reward
+        if objective.overlong == "soft":
+            reward = Sum([reward, Length(self.generation.max_tokens, objective.overlong_buffer)])
+        scores = reward.score(judged, iteration)
         rewards = torch.tensor(scores.total, dtype=torch.float32).view(len(problems), self.group_size)
-        advantages = group_advantages(rewards, self.normalize_std)
+        return Experience(rollouts, judged, rewards, scores.terms, seconds)
 
-        start = time.perf_counter()
-        update = self.update(rollouts, advantages)
-        update_s = time.perf_counter() - start
+    def refill(self, seen: Experience, iteration: int, objective: Objective) -> tuple[Experience, Experience]:
+        """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups of equal rewards give way to new ones.
 
-        self.log_rollouts(rollouts, judged, scores, advantages, rollout_s)
-        self.log_dict({**update, "time/sync_s": sync_s, "time/update_s": update_s}, rank_zero_only=True)
-        self.guard(update["rollout_logprob_gap/max"])
+        Returns (all that was sampled, what is trained on). Extra problems come from a stream of their own, a function
+        of (seed, iteration, round) alone. Without dynamic sampling both are what came in.
+        """
+        limit = objective.dynamic_sampling
+        if not limit:
+            return seen, seen
+        wanted, used = len(seen.rewards), seen.picked(~seen.flat())
+        for n in range(limit):
+            missing = wanted - len(used.rewards)
+            if not self.over_ranks(torch.tensor(float(missing)), "max"):
+                break  # on all ranks at once: rewards and rollouts may be collective
+            batch = self.trainer.datamodule.batch(_REFILL + iteration * limit + n)
+            problems = share(batch, *self.share())[:missing]
+            extra = self.roll_out(problems, iteration, objective, first=(n + 1) * len(batch))
+            seen, used = seen.joined(extra), used.joined(extra.picked(~extra.flat()))
+        return seen, used
 
-    def update(self, rollouts: list[Rollout], advantages: Tensor) -> dict[str, float]:
-        """`mini_batches` optimizer steps on rollouts [P * G] with advantages [P, G]. Returns what happened."""
-        groups = [
-            [Row(r, float(a)) for r, a in zip(rollouts[p * self.group_size :], advantages[p], strict=False)]
-            for p in range(len(advantages))
-        ]
-        sums = UpdateSums.zero(self.device)
-        steps = [[row for group in groups[i :: self.mini_batches] for row in group] for i in range(self.mini_batches)]
-        prepared = [self.batches(rows) for rows in steps]
-        # one step: the policy has not moved since the rollout, so its own log-probabilities are the old ones
-        old = [[None] * len(batches) for batches in prepared]
-        if self.mini_batches > 1:
-            with torch.no_grad():
-                old = [[self.logprobs(batch)[0] for batch in batches] for batches in prepared]
-        for batches, old_logprobs in zip(prepared, old, strict=True):
-            trained = float(self.over_ranks(sum(batch.loss_mask.sum() for batch in batches).float()))
-            for batch, before in zip(batches, old_logprobs, strict=True):
-                sums += self.accumulate(batch, before, max(trained, 1.0))
-            sums.grad_norm += self.apply_gradients()
-        return sums.summary(self)
+    def moments(self, values: Tensor) -> tuple[float, float]:
+        """Mean and unbiased deviation over all ranks."""
+        x = values.double()
+        n, total, square = self.over_ranks(torch.stack([x.new_tensor(float(x.numel())), x.sum(), (x * x).sum()])).tolist()
+        mean = total / max(n, 1.0)
+        return mean, max((square - n * mean * mean) / max(n - 1.0, 1.0), 0.0) ** 0.5
 
-    def accumulate(self, batch: PolicyBatch, old: Tensor | None, denominator: float) -> UpdateSums:
-        """Forward and backward of one micro-batch."""
-        logprobs, entropy = self.logprobs(batch)
-        before = logprobs.detach() if old is None else old
-        loss = policy_loss(logprobs, before, batch.advantages, batch.loss_mask, self.clip_low, self.clip_high)
-        self.backward_sum(loss.loss, denominator)
-        # the gap is taken over every sampled token, before any clipping or weighting
-        gap = (before - batch.old_logprobs).abs()[batch.loss_mask]
-        return UpdateSums(
-            loss=loss.loss.detach(),
-            tokens=batch.loss_mask.sum(),
-            entropy=entropy[batch.loss_mask].sum(),
-            clipped_low=loss.clipped_low,
-            clipped_high=loss.clipped_high,
-            gap=gap.sum(),
-            gap_max=gap.max() if len(gap) else gap.new_zeros(()),
-            grad_norm=gap.new_zeros(()),
-        )
+    # ------------------------------------------------------------------ the policy, and the one it started from
 
-    def logprobs(self, batch: PolicyBatch) -> tuple[Tensor, Tensor]:
-        return self.policy.logprobs(batch, self.generation.temperature)
+    def score(self, pack: Pack) -> TokenScores:
+        return self.policy.score(pack, self.generation.temperature, self.responder.banned())
+
+    def reference_score(self, pack: Pack) -> TokenScores:
+        """Scores under the frozen policy of the stage's start; asked for only where kl_coef is not 0."""
+        if self.reference is None:
+            with adapters_off(self.model):
+                return self.score(pack)
+        return self.reference.score(pack, self.generation.temperature, self.responder.banned())
+
+    def frozen_copy(self) -> Policy | None:
+        """The policy as it starts, held only where a KL is asked for; None where switching adapters off gives it."""
+        if self.objective.kl_coef == 0 or self.policy.lora is not None:
+            return None
+        reference = load_policy(self.session.folder, self.session.source)
+        reference.model.requires_grad_(False).eval()
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            shard(reference.model, self.device_mesh["data_parallel"])
+        return reference
+
+    # ------------------------------------------------------------------ reports
+
+    def report(self, seen: Experience, used: int, more: dict[str, float]) -> None:
+        """Log means over the responses of all ranks. used: groups of this rank that were trained on."""
+        tally = tally_experience(seen, self.policy.tags)
+        counts = {
+            "rollout/groups": float(len(seen.rewards)),
+            "rollout/dropped_groups": float(len(seen.rewards) - used),
+            "time/tokens_per_second": sum(len(r.response_ids) for r in seen.rollouts) / max(seen.seconds, 1e-9),
+        }
+        for name, value in counts.items():
+            tally.total(name, torch.tensor(value))
+        lr = self.lr_schedulers().get_last_lr()[0]
+        more = {**more, "policy/lr": lr, "memory/peak_gb": self.peak_memory_gb()}
+        self.log_dict({**tally.metrics(self.over_ranks), **more}, rank_zero_only=True)
 
     def guard(self, gap: float) -> None:
         """Raise RuntimeError when rollouts did not come from the policy that is trained."""
@@ -154,76 +210,6 @@ class RLModule(StageModule):
                 "a stale cache, or a precision that differs). Raise or unset max_logprob_gap only if you expect this."
             )
 
-    def log_rollouts(
-        self, rollouts: list[Rollout], judged: list[Judged], scores: Scores, advantages: Tensor, seconds: float
-    ) -> None:
-        """Means over the responses of all ranks."""
-        values = {
-            "rollout/accuracy": [j.correct for j in judged],
-            "rollout/parallel_ratio": [j.response.is_parallel for j in judged],
-            "rollout/format_valid": [j.finished and j.response.well_formed for j in judged],
-            "rollout/response_length": [len(r.response_ids) for r in rollouts],
-            "rollout/truncated": [not r.finished for r in rollouts],
-            "rollout/critical_tokens": [j.critical_tokens for j in judged],
-            "rollout/total_tokens": [j.total_tokens for j in judged],
-            "rollout/zero_variance_groups": (advantages == 0).all(dim=1).tolist(),
-        }
-        means = {name: self.mean_std(v)[0] for name, v in values.items()}
-        means["reward/total/mean"], means["reward/total/std"] = self.mean_std(scores.total)
-        for term, term_scores in scores.terms.items():
-            defined = [s for s in term_scores if s is not None]
-            means[f"reward/{term}/mean"], means[f"reward/{term}/std"] = self.mean_std(defined)
-        tokens = float(self.over_ranks(torch.tensor(float(sum(len(r.response_ids) for r in rollouts)))))
-        means["time/rollout_s"] = seconds
-        means["time/tokens_per_second"] = tokens / seconds
-        self.log_dict(means, rank_zero_only=True)
-
-    def mean_std(self, values: list) -> tuple[float, float]:
-        """Mean and (population) deviation over all ranks; (nan, nan) of nothing."""
-        x = torch.tensor([float(v) for v in values], dtype=torch.float64)
-        n, total, square = self.over_ranks(torch.stack([torch.tensor(float(len(x))), x.sum(), (x * x).sum()])).tolist()
-        if not n:
-            return float("nan"), float("nan")
-        return total / n, max(square / n - (total / n) ** 2, 0.0) ** 0.5
-
-
-@dataclass
-class UpdateSums:
-    """Sums over the trained tokens of one rank in one iteration."""
-
-    loss: Tensor
-    tokens: Tensor
-    entropy: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-    gap: Tensor
-    gap_max: Tensor
-    grad_norm: Tensor
-
-    @classmethod
-    def zero(cls, device: torch.device) -> UpdateSums:
-        return cls(*(torch.zeros((), device=device) for _ in range(8)))
-
-    def __iadd__(self, other: UpdateSums) -> UpdateSums:
-        for name in ("loss", "tokens", "entropy", "clipped_low", "clipped_high", "gap", "grad_norm"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.gap_max = torch.maximum(self.gap_max, other.gap_max)
-        return self
-
-    def summary(self, module: RLModule) -> dict[str, float]:
-        """Means over the tokens of all ranks."""
-        names = ("loss", "entropy", "clipped_low", "clipped_high", "gap")
-        sums = module.over_ranks(torch.stack([getattr(self, n).float() for n in ("tokens", *names)])).tolist()
-        tokens = max(sums[0], 1.0)
-        loss, entropy, low, high, gap = (s / tokens for s in sums[1:])
-        return {
-            "policy/loss": loss,
-            "policy/entropy": entropy,
-            "policy/clip_fraction": low + high,
-            "policy/clip_fraction_low": low,
-            "policy/clip_fraction_high": high,
-            "policy/grad_norm": float(self.grad_norm) / module.mini_batches,
-            "policy/lr": module.lr_schedulers().get_last_lr()[0],
-            "rollout_logprob_gap/mean": gap,
-            "rollout_logprob_gap/max": float(module.over_ranks(self.gap_max, "max")),
-        }
+    def release(self) -> None:
+        super().release()
+        self.reference = None

@@ -11,7 +11,6 @@ from torch.optim import AdamW
 from parallel_r1.modules.base import Schedule, StageModule
 from parallel_r1.modules.batching import Row
 from parallel_r1.modules.responder import Generation, Mode
-from parallel_r1.objective import sft_loss
 from parallel_r1.types import Problem, Rollout
 
 
@@ -23,7 +22,7 @@ class SFTModule(StageModule):
         optimizer: makes the optimizer from the parameters.
         schedule: the learning rate over the stage.
         gradient_clip: limit of the gradient norm; null for none.
-        micro_batch_tokens: padded tokens a forward pass may hold; the loss does not depend on it.
+        max_tokens_per_micro_batch: tokens a forward pass may hold; the loss does not depend on it.
         max_length: prompt + response tokens; longer rows are left out and counted.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
     """
@@ -34,11 +33,11 @@ class SFTModule(StageModule):
         optimizer: OptimizerCallable = AdamW,
         schedule: Schedule = Schedule(),  # noqa: B008
         gradient_clip: float | None = 1.0,
-        micro_batch_tokens: int = 16384,
+        max_tokens_per_micro_batch: int = 16384,
         max_length: int = 4096,
         eval_modes: list[Mode] = ["free"],  # noqa: B006
     ) -> None:
-        super().__init__(generation, optimizer, schedule, gradient_clip, micro_batch_tokens, eval_modes)
+        super().__init__(generation, optimizer, schedule, gradient_clip, max_tokens_per_micro_batch, eval_modes)
         self.max_length = max_length
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> None:
@@ -53,8 +52,8 @@ class SFTModule(StageModule):
                 "raise max_length or filter the data"
             )
         loss_sum = torch.zeros((), device=self.device)
-        for batch in self.batches(kept):
-            loss = sft_loss(self.policy.logits(batch)[:, :-1], batch.input_ids[:, 1:], batch.loss_mask[:, 1:])
+        for pack in self.packs(kept, least=1):
+            loss = -self.policy.score(pack).logprobs.sum()
             self.backward_sum(loss, float(trained))
             loss_sum += loss.detach()
         grad_norm = self.apply_gradients()
@@ -66,6 +65,7 @@ class SFTModule(StageModule):
                 "policy/lr": self.lr_schedulers().get_last_lr()[0],
                 "data/dropped_rows": self.over_ranks(torch.tensor(float(len(rows) - len(kept)))),
                 "data/response_length": trained / max(1.0, float(self.over_ranks(torch.tensor(float(len(kept)))))),
+                "memory/peak_gb": self.peak_memory_gb(),
                 "time/update_s": seconds,
                 "time/tokens_per_second": float(self.over_ranks(torch.tensor(float(sum(map(len, kept)))))) / seconds,
             },

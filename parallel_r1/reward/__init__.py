@@ -1,4 +1,4 @@
-"""What a response earns: `answers` finds and judges the final answer, `grading` does so in isolation, `rewards` composes.
+"""What a response earns: `answers` judges its final answer, `grading` does so in isolation, `rewards` composes.
 
 Nothing heavy is imported here: math-verify and sympy live in the grading workers, the BLEU library where it is used.
 """

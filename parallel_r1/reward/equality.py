@@ -1,4 +1,4 @@
-"""When two answers are the same, value by value. What needs algebra is asked of a `Leaf`; everything else is decided here.
+"""When two answers are the same, value by value. What needs algebra is asked of a `Leaf`; all else is decided here.
 
 The same rules run in two places: in the trainer's process with a leaf that declines (so that only cheap and certain
 comparisons happen there) and in a grading worker with `symbolic.same`, which is math-verify and sympy.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from parallel_r1.reward.exact import Exact, is_arithmetic, same_number, scaled
 from parallel_r1.reward.normalize import clean
@@ -35,6 +36,7 @@ Leaf = Callable[[str, str], bool]
 
 MAX_NESTING = 40
 _AMBIGUOUS = re.compile(r"\d,\d\d")
+_MODULUS = re.compile(r"\s*(?:\\pmod\s*\{?\d{1,9}\}?|\(\\?mod ?\d{1,9}\))$")
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _CENT = Fraction(1, 100)
 
@@ -52,6 +54,8 @@ def same_answer(gold: str, answer: str, leaf: Leaf) -> bool:
         return chosen
     if not _GOLD_CHOICE.fullmatch(plain(g)):
         a = _without_choice(a)
+    if "mod" not in g:
+        a = _MODULUS.sub("", a)
     # A lone letter behind a number is a unit where the gold answer shows no variable.
     letters = bool(re.fullmatch(r"[\d.,/]+ [a-zA-Z]", g)) or not _VARIABLE.search(re.sub(r"\\text\{[^{}]*\}", "", g))
     if _equal(read(g, Reading(letters=letters)), read(a, Reading(letters=letters)), leaf):
@@ -186,7 +190,7 @@ _ARTICLES = frozenset(["the", "a", "an"])
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The words of a text, as compared: no case, articles or punctuation; dates in one order; days and months in full."""
+    """The words of a text, as compared: no case, articles, punctuation; dates in one order; days and months in full."""
     words = re.findall(r"[^\W_]+", re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", text.casefold()))
     words = [word for word in words if word not in _ARTICLES] or words
     full = [in_full(word) for word in words]
@@ -318,7 +322,7 @@ def _holes(region: Region, leaf: Leaf) -> tuple[Value, ...]:
         return ()
     if not (is_infinite(parts[0].low) and is_infinite(parts[-1].high)):
         return ()
-    pairs = list(zip(parts, parts[1:], strict=False))
+    pairs = list(pairwise(parts))
     if any(is_infinite(a.high) or is_infinite(b.low) for a, b in pairs):
         return ()
     return tuple(a.high for a, _ in pairs) if all(_quantities_equal(a.high, b.low, leaf) for a, b in pairs) else ()
@@ -394,4 +398,4 @@ def _ratios_equal(gold: Value, answer: Value) -> bool:
 def _proportional(a: Sequence[Exact], b: Sequence[Exact]) -> bool:
     if not all(isinstance(x, Fraction) for x in (*a, *b)):
         return False
-    return any(a) and any(b) and all(a[0] * y == b[0] * x for x, y in zip(a, b, strict=True))
+    return all(a) and all(b) and all(a[0] * y == b[0] * x for x, y in zip(a, b, strict=True))

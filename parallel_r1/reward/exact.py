@@ -1,4 +1,4 @@
-"""Exact arithmetic on written numbers: `\\frac{3}{4}`, `3 1/2`, `1.2 \\times 10^{5}`, `0.\\overline{3}`, `2^{99}`, `6!`.
+"""Exact arithmetic on written numbers: `3 1/2`, `1.2 \\times 10^{5}`, `0.\\overline{3}`, `2^{99}`, `6!`.
 
 A small recursive-descent reader with a bound on everything, so it may run anywhere. Values are fractions while they are
 small. Beyond `MAX_BITS` the same expression is read again modulo two large primes: equal numbers have equal residues,
@@ -12,7 +12,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import comb, isqrt
+from math import comb
+
+from parallel_r1.reward.numerals import IrrationalError, NoValueError, TooBigError, decimal, repeating, root
 
 MAX_BITS = 2_048
 MAX_EXPONENT = 1 << 64
@@ -34,18 +36,6 @@ def is_arithmetic(text: str) -> bool:
     return bool(_ARITHMETIC.fullmatch(text)) and not _evaluate(text)[1]
 
 
-class _NoValueError(Exception):
-    """Not a rational number that this reader understands."""
-
-
-class _IrrationalError(_NoValueError):
-    """A root that is not a rational number."""
-
-
-class _TooBigError(Exception):
-    """A value or an intermediate one is beyond MAX_BITS."""
-
-
 def evaluate(text: str) -> Exact | None:
     """The value of a cleaned expression of numbers alone, or None. Never raises; bounded in time and memory."""
     return _evaluate(text)[0]
@@ -59,13 +49,13 @@ def _evaluate(text: str) -> tuple[Exact | None, bool]:
         return None, False
     try:
         return _Reader(tokens, None).all(), False
-    except _TooBigError:
+    except TooBigError:
         try:
             return tuple(_Reader(tokens, prime).all() for prime in PRIMES), False
-        except (_NoValueError, _TooBigError):
+        except (NoValueError, TooBigError):
             return None, False
-    except _NoValueError as error:
-        return None, isinstance(error, _IrrationalError)
+    except NoValueError as error:
+        return None, isinstance(error, IrrationalError)
 
 
 def same_number(a: Exact, b: Exact) -> bool:
@@ -124,7 +114,7 @@ class _Reader:
         value = self.sum()
         self.spaces()
         if self.at < len(self.tokens):
-            raise _NoValueError
+            raise NoValueError
         return value
 
     # -- tokens
@@ -148,14 +138,14 @@ class _Reader:
 
     def need(self, text: str) -> None:
         if not self.take(text):
-            raise _NoValueError
+            raise NoValueError
 
     # -- arithmetic in the ring at hand
 
     def number(self, value: Fraction) -> Fraction | int:
         if self.prime is None:
             if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-                raise _TooBigError
+                raise TooBigError
             return value
         return value.numerator * pow(value.denominator, -1, self.prime) % self.prime
 
@@ -164,22 +154,22 @@ class _Reader:
 
     def divide(self, a: Fraction | int, b: Fraction | int) -> Fraction | int:
         if b == 0:
-            raise _NoValueError
+            raise NoValueError
         return self.keep(a / b if self.prime is None else a * pow(b, -1, self.prime))
 
     def power(self, base: Fraction | int, exponent: Fraction) -> Fraction | int:
         if exponent.denominator != 1:
             if self.prime is not None or exponent.denominator > 64:
-                raise _NoValueError
-            base = _root(base, exponent.denominator)
+                raise NoValueError
+            base = root(base, exponent.denominator)
         n = exponent.numerator
         if abs(n) > MAX_EXPONENT or (base == 0 and n <= 0):
-            raise _NoValueError
+            raise NoValueError
         if self.prime is not None:
             return pow(base, n, self.prime)
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) not in (0, 1) and bits * abs(n) > 2 * MAX_BITS:
-            raise _TooBigError
+            raise TooBigError
         if abs(base) in (0, 1):
             n %= 2
             return base**n if base else base
@@ -189,9 +179,9 @@ class _Reader:
         # In a ring of residues a small n is its own residue, so the bound holds there too.
         n = Fraction(n)
         if n.denominator != 1 or not 0 <= n <= MAX_FACTORIAL:
-            raise _NoValueError
+            raise NoValueError
         if self.prime is None and n > 400:
-            raise _TooBigError
+            raise TooBigError
         product = 1
         for factor in range(int(n), 0, -step):
             product = product * factor if self.prime is None else product * factor % self.prime
@@ -202,7 +192,7 @@ class _Reader:
     def nested(self, read):
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _NoValueError
+            raise NoValueError
         value = read()
         self.depth -= 1
         return value
@@ -284,8 +274,8 @@ class _Reader:
                 return -self.nested(self.exponent)
             base = self.nested(self.atom)
             return self.power(base, self.nested(self.exponent)) if self.take("^") else base  # towers hang to the right
-        except _TooBigError:
-            raise _NoValueError from None
+        except TooBigError:
+            raise NoValueError from None
         finally:
             self.prime = prime
 
@@ -293,14 +283,12 @@ class _Reader:
         kind, text = self.peek()
         self.at += 1
         if kind == "num":
-            return self.number(_decimal(text.replace(",", "")))
+            return self.number(decimal(text.replace(",", "")))
         if kind == "sci":
             mantissa, exponent = re.split("[eE]", text)
-            return self.keep(
-                self.number(_decimal(mantissa)) * self.power(self.number(Fraction(10)), Fraction(exponent))
-            )
+            return self.keep(self.number(decimal(mantissa)) * self.power(self.number(Fraction(10)), Fraction(exponent)))
         if kind == "repeat":
-            return self.number(_repeating(text))
+            return self.number(repeating(text))
         if text in ("(", "{", "["):
             value = self.nested(self.sum)
             self.need({"(": ")", "{": "}", "[": "]"}[text])
@@ -311,7 +299,7 @@ class _Reader:
         if text == r"\binom":
             n, k = Fraction(self.group()), Fraction(self.group())
             if n.denominator != 1 or k.denominator != 1 or not 0 <= k <= n <= 2_000:
-                raise _NoValueError
+                raise NoValueError
             return self.number(Fraction(comb(int(n), int(k))))
         if text == r"\sqrt":
             degree = Fraction(2)
@@ -320,9 +308,9 @@ class _Reader:
                 self.need("]")
             inside = self.group()
             if self.prime is not None or degree.denominator != 1 or not 2 <= degree <= 64:
-                raise _NoValueError
-            return _root(inside, int(degree))
-        raise _NoValueError
+                raise NoValueError
+            return root(inside, int(degree))
+        raise NoValueError
 
     def group(self) -> Fraction | int:
         """One argument of a command: `{...}` or a single digit."""
@@ -336,54 +324,3 @@ def _proper(top: Fraction | int, bottom: Fraction | int) -> bool:
     return (
         top > 0 and bottom > 0 and Fraction(top).denominator == 1 and Fraction(bottom).denominator == 1 and top < bottom
     )
-
-
-def _decimal(text: str) -> Fraction:
-    if len(text) > 600:
-        raise _TooBigError if text.isdigit() and len(text) < 4_000 else _NoValueError
-    return Fraction(text + "0" if text.endswith(".") else text)
-
-
-def _repeating(text: str) -> Fraction:
-    r"""`0.1\overline{6}`, `0.\dot{3}`, `0.\dot{1}4\dot{2}`, `0.(3)`, and `0.333...` where the block shows three times."""
-    digits = re.sub(r"\\(?:overline|bar|ldots)\s*|\\dot\s*|[\s{}()]", "", text)
-    if "\\ldots" in text or text.endswith("..."):
-        match = re.fullmatch(r"(\d*)\.(\d*?)(\d{1,12}?)\3\3+", digits.rstrip("."))
-        if not match:
-            raise _NoValueError
-        whole, fixed, block = match.groups()
-    else:
-        whole, _, places = digits.partition(".")
-        marked = re.sub(r"[\s{}]", "", text).partition(".")[2]
-        fixed = re.match(r"\d*", marked)[0]
-        block = places[len(fixed) :]
-    if not block or len(digits) > 100:
-        raise _NoValueError
-    scale = 10 ** len(fixed)
-    return Fraction(int(whole or 0)) + (int(fixed or 0) + Fraction(int(block), 10 ** len(block) - 1)) / scale
-
-
-def _root(value: Fraction | int, degree: int) -> Fraction:
-    """The rational root of that degree; raises where it is irrational or imaginary."""
-    value = Fraction(value)
-    sign = -1 if value < 0 and degree % 2 else 1
-    if value * sign < 0:
-        raise _IrrationalError
-    top, bottom = _integer_root(abs(value.numerator), degree), _integer_root(value.denominator, degree)
-    if top**degree != abs(value.numerator) or bottom**degree != value.denominator:
-        raise _IrrationalError
-    return Fraction(sign * top, bottom)
-
-
-def _integer_root(n: int, degree: int) -> int:
-    """floor(n ** (1 / degree)), by Newton's method on integers."""
-    if n < 2:
-        return n
-    if degree == 2:
-        return isqrt(n)
-    x = 1 << -(-n.bit_length() // degree)
-    while True:
-        y = ((degree - 1) * x + n // x ** (degree - 1)) // degree
-        if y >= x:
-            return x
-        x = y

@@ -74,10 +74,10 @@ def visible(response: str) -> str:
 
 # Every repetition is bounded: these two run over whole responses.
 _MARKER = re.compile(
-    r"(?:^|(?<=[.!?;] ))[ \t>#*_|\-]{0,16}(?:\\(?:text|text(?:bf|it)|mathbf|bf)\{)?(?:(?:so|thus|therefore|hence),? )?(?:the |my |our )?"
-    r"(?:(?:final|correct) )?(?:answers?|ans)\b\.?[ \t]{0,8}[*_}]{0,6}[ \t]{0,8}"
-    r"(?:[:=：][*_}]{0,6}|(?=\\\[|\\\(|\$|\\boxed)|-(?= )|[ \t*_#]{0,8}$)"
-    r"|^[ \t*]{0,8}####(?!#)|<answer>",
+    r"(?:^|(?<=[.!?;] ))[ \t>#*_|\-]{0,16}(?:\\(?:text|text(?:bf|it)|mathbf|bf)\{)?"
+    r"(?:(?:so|thus|therefore|hence),? )?(?:the |my |our )?(?:(?:final|correct) )?(?:answers?|ans)\b\.?"
+    r"[ \t]{0,8}[*_}]{0,6}[ \t]{0,8}(?:(?:[:=：→]|->)[*_}]{0,6}|(?=\\\[|\\\(|\$|\\boxed)|-(?= )|[ \t*_#]{0,8}$)"
+    r"|^[ \t>#*_]{0,16}final answer[ \t]{1,8}(?=-?\d)|^[ \t*]{0,8}####(?!#)|<answer>",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -128,11 +128,18 @@ _DOUBT = re.compile(
 )
 
 
+_AFTERTHOUGHT = re.compile(r",? (?:which|because|since|as required|where)\b.*|\s*\([^()\d]*\)$", re.DOTALL)
+
+
 def _readings(line: str) -> tuple[str, ...]:
-    """The readings of one statement: its first sentence, the one formula in it, the one number in its prose."""
+    """The readings of one statement: its first sentence, that without an afterthought, its one formula or number."""
     line = re.sub(r"\bI hope\b.*", "", line, flags=re.DOTALL).strip()
     line = re.split(r"(?<=[^\s.])\.(?:\*\*)?\s+(?=[A-Z])", line, maxsplit=1)[0].strip().rstrip(".")
     readings = [line]
+    if (kept := _AFTERTHOUGHT.sub("", line)) != line and not _DOUBT.search(line[len(kept) :]):
+        readings.append(kept)
+    if match := re.match(r"(yes|no|true|false)\b[,;]", line, re.IGNORECASE):
+        readings.append(match[1])
     formulas = list(_MATH.finditer(line))
     outside = _MATH.sub(" ", line)
     doubt = _DOUBT.search(outside)
@@ -212,7 +219,9 @@ def _same_statement(between: str) -> bool:
 # -- a sentence
 
 _SENTENCE = re.compile(
-    r"\b(?:answer|solution)s?(?: to [^.:\n]{0,80})?\s{0,4}[*_]{0,4}\s{0,4}(?:is|are|must be|should be|would be|comes to)\b:?"
+    r"\b(?:answer|solution|correct (?:option|choice))s?(?: to [^.:\n]{0,80})?\s{0,4}[*_]{0,4}\s{0,4}"
+    r"(?:is|are|must be|should be|would be|comes to)\b:?",
+    re.IGNORECASE,
 )
 
 
@@ -230,6 +239,7 @@ def _by_sentence(text: str) -> Extraction | None:
 _RESTATED = re.compile(
     r"\b(?:problem|question|given|says?|said|states?|know|suppose|assume|let|if|need|first)\b", re.IGNORECASE
 )
+_AMOUNT = re.compile(r"[$\\€£]{0,2}[\d.,/]{1,40}[$\s%]{0,3}(?:[A-Za-z]{1,20}[ .]?){0,3}")
 _MONEY = re.compile(r"(?:\\?\$|[€£¥])\s?\d|\d\s?(?:dollars?|cents?|euros?)\b", re.IGNORECASE)
 
 
@@ -240,6 +250,8 @@ def _by_itself(text: str) -> Extraction | None:
         return None
     sentences = [part for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part]
     last = sentences[-1].strip()
+    if len(sentences) == 1 and _AMOUNT.fullmatch(last) and not _DOUBT.search(last):
+        return Extraction((last,), "the whole response")
     if len(sentences) == 1 and len(last) <= 200 and not re.search(r"[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", "", last)):
         return Extraction((last,), "the whole response")
     complete = len(sentences) == 1 or last.endswith((".", "!"))

@@ -1,8 +1,8 @@
 """Grading in isolation: answers are compared in worker processes that may hang, swell or die.
 
 Extraction and everything that is provably cheap (plain numbers, text, lists of them) is judged in this process; only
-what needs a computer-algebra system goes to a worker, and no worker exists before that. A worker that runs past the time
-limit is killed and replaced and its answer judged wrong; one that dies has its job tried once more by another.
+what needs a computer-algebra system goes to a worker, and no worker exists before that. A worker that runs past the
+time limit is killed and replaced and its answer judged wrong; one that dies has its job tried once more by another.
 
 Workers are plain subprocesses, not forks and not `multiprocessing`: the parent is full of torch, threads and CUDA, none
 of which a child may inherit, and its `__main__` need not be importable.
@@ -191,6 +191,7 @@ class _Batch:
             if not worker.busy or time.monotonic() < worker.deadline:
                 continue
             if worker.job:
+                worker.job.lasting = False  # the machine may have been busy: the next time it is asked afresh
                 self.done[worker.job.key] = Verdict(False, f"no verdict within {self.timeout_s:g} s")
                 self.replace(worker)
             else:

@@ -1,7 +1,7 @@
 """One spelling for each notation: unicode, spacing, LaTeX synonyms and mark-up of an answer, before anything reads it.
 
-Text in, text out, linear in its length. What comes out is LaTeX with `\\frac`, `\\sqrt`, `\\text{...}`, `\\le`, `\\pm`, ...
-in one form each, `%` for percent, `°` for degrees, `\\$` for a dollar of money, and no math delimiters.
+Text in, text out, linear in its length. What comes out is LaTeX with `\\frac`, `\\sqrt`, `\\text{...}`, `\\le`, ... in
+one form each, `%` for percent, `°` for degrees, `\\$` for a dollar of money, and no math delimiters.
 """
 
 from __future__ import annotations
@@ -33,12 +33,19 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "012345678
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 _SYNONYMS = {
-    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "leq": "le", "leqslant": "le",
-    "geq": "ge", "geqslant": "ge", "neq": "ne", "infin": "infty", "varnothing": "emptyset", "dbinom": "binom",
-    "tbinom": "binom", "ast": "cdot", "cdotp": "cdot", "bullet": "cdot", "lbrace": "{", "rbrace": "}", "lbrack": "[",
-    "rbrack": "]", "dots": "ldots", "cdots": "ldots", "degree": "°", "degrees": "°", "bigcup": "cup", "backslash": "setminus",
-    "doteq": "approx", "simeq": "approx", "imath": "i", "R": "reals", "Reals": "reals", "lor": "or", "vee": "or",
-    "land": "and", "wedge": "and", "euro": "€", "pounds": "£", "colon": ":",
+    **dict.fromkeys(["dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"], "frac"),
+    **dict.fromkeys(["leq", "leqslant"], "le"),
+    **dict.fromkeys(["geq", "geqslant"], "ge"),
+    **dict.fromkeys(["dbinom", "tbinom"], "binom"),
+    **dict.fromkeys(["ast", "cdotp", "bullet"], "cdot"),
+    **dict.fromkeys(["dots", "cdots"], "ldots"),
+    **dict.fromkeys(["degree", "degrees"], "°"),
+    **dict.fromkeys(["doteq", "simeq"], "approx"),
+    **dict.fromkeys(["R", "Reals"], "reals"),
+    **dict.fromkeys(["lor", "vee"], "or"),
+    **dict.fromkeys(["land", "wedge"], "and"),
+    "neq": "ne", "infin": "infty", "varnothing": "emptyset", "lbrace": "{", "rbrace": "}", "lbrack": "[", "rbrack": "]",
+    "bigcup": "cup", "backslash": "setminus", "imath": "i", "euro": "€", "pounds": "£", "colon": ":",
 }  # fmt: skip
 _BARE = {
     "°": "°",
@@ -54,7 +61,8 @@ _BARE = {
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _SPACE = re.compile(
     r"\\(?:quad|qquad|thinspace|enspace|medspace|thickspace|hfill|space|nobreakspace|newline|par|phantom\s*-)(?![a-zA-Z])"
-    r"|\\(?:[hv]space|hskip|phantom|hphantom|vphantom)\*?\{[^{}]*\}|(?<!\\)\\[,;:> ]|~|&nbsp;|[\s\u00a0\u2000-\u200a\u202f\u205f]+"
+    r"|\\(?:[hv]space|hskip|phantom|hphantom|vphantom)\*?\{[^{}]*\}"
+    r"|(?<!\\)\\[,;:> ]|~|&nbsp;|[\s\u00a0\u2000-\u200a\u202f\u205f]+"
 )
 _DROPPED = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|nolimits|boldmath|middle|tag\*?\{[^{}]*\}"
@@ -66,20 +74,24 @@ _TEXT = re.compile(
     r"|operatorname\*?|underline|fbox|boxed|ensuremath|textcolor\{[^{}]*\}|mathop|bold|bf|rm)\s*\{([^{}]*)\}"
 )
 _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb|mathbf|bf)\s*\{?\s*R\s*\}?(?![a-zA-Z])")
-_FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp gcd lcm max min sgn det".split()
-)
+_FUNCTIONS = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "exp",
+    "gcd", "lcm", "max", "min", "sgn", "det",
+}  # fmt: skip
 _DEGREES = re.compile(
     r"\^\s*\{?\s*(?:\\circ(?![a-zA-Z])|\\text\{\s*o\s*\}|°|\\text\{\s*°\s*\})\s*\}?|\\circ(?![a-zA-Z])"
 )
 _PERCENT = re.compile(
-    r"\\%|\\text\{\s*(?:%|percent(?:age)?|per cent|pct\.?)\s*\.?\s*\}|(?<![a-zA-Z\\])(?:percent|per cent|pct)(?![a-zA-Z])",
+    r"\\%|\\text\{\s*(?:%|percent(?:age)?|per cent|pct\.?)\s*\.?\s*\}"
+    r"|(?<![a-zA-Z\\])(?:percent|per cent|pct)(?![a-zA-Z])",
     re.IGNORECASE,
 )
 _ONE_ARGUMENT = re.compile(r"\\sqrt\s*(?=[0-9a-zA-Z\\])(\d|[a-zA-Z]|\\[a-zA-Z]+)")
 _FRACTION_ARGUMENTS = re.compile(
     r"\\frac\s*(?:\{([^{}]*)\}|(\d)|([a-zA-Z])|(\\[a-zA-Z]+))\s*(?:(\d)|([a-zA-Z])|(\\[a-zA-Z]+)|\{([^{}]*)\})"
 )
+_MINUS_WORD = re.compile(r"(?:(?<![a-zA-Z\\{])(?:negative|minus)|\\text\{\s*(?:negative|minus)\s*\})\s*(?=[\d.\\])")
+_CHOOSE = re.compile(r"\{([^{}]+)\\choose(?![a-zA-Z])([^{}]+)\}")
 _PLAIN_NAME = re.compile(
     r"(?<![a-zA-Z\\{])(sqrt|pi|sin|cos|tan|cot|csc|ln|log|exp|theta|alpha|beta|arcsin|arccos|arctan)(?![a-zA-Z}])"
 )
@@ -108,8 +120,9 @@ def clean(text: str) -> str:
     text = _DEGREES.sub("°", text)
     text = _texts(_BLACKBOARD.sub(r"\\reals ", text))
     text = _PERCENT.sub("%", text)
+    text = _MINUS_WORD.sub("-", text)
     text = _INFINITY.sub(r"\\infty ", text)
-    text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _OVER.sub(r"\\frac{\1}{\2}", text))
     text = _braced_roots(_PLAIN_NAME.sub(r"\\\1", text))
     text = _ONE_ARGUMENT.sub(r"\\sqrt{\1}", text)
     text = _FRACTION_ARGUMENTS.sub(_braced_fraction, text)
@@ -163,7 +176,8 @@ def _plain_character(c: str) -> str:
     if c < "\x7f":
         return c
     if unicodedata.category(c) == "No" and "/" in (fraction := unicodedata.normalize("NFKC", c).replace("⁄", "/")):
-        return r"\frac{%s}{%s}" % tuple(fraction.split("/", 1))
+        top, bottom = fraction.split("/", 1)
+        return rf"\frac{{{top}}}{{{bottom}}}"
     if unicodedata.category(c) in ("Cf", "Cc", "Cs", "Co", "Cn"):
         return ""
     if unicodedata.category(c) == "Nd":
@@ -201,7 +215,7 @@ def _texts(text: str) -> str:
         word = inner.strip()
         if word in _FUNCTIONS:
             return "\\" + word + " "
-        if len(word) == 1 and not match[0].startswith((r"\text", r"\mbox")):
+        if word in ("i", "e") or (len(word) == 1 and not match[0].startswith((r"\text", r"\mbox"))):
             return word
         if word in (".", ",", ";", ":"):
             return ""
@@ -225,5 +239,5 @@ def _braced_roots(text: str) -> str:
 
 
 def _braced_fraction(match: re.Match) -> str:
-    parts = [part for part in match.groups() if part is not None]
-    return r"\frac{%s}{%s}" % (parts[0], parts[1])
+    top, bottom = (part for part in match.groups() if part is not None)
+    return rf"\frac{{{top}}}{{{bottom}}}"

@@ -62,11 +62,13 @@ def compound(text: str) -> Quantity | None:
 
 
 _BASED = re.compile(
-    r"\(?(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_(?:\{\s*(\w+)\s*\}|(\d))|([0-9A-Z]+) (?:in )?base[ -](\w+)", re.IGNORECASE
+    r"\(?(-?[0-9A-Z]+(?:\.[0-9A-Z]+)?)\)?_(?:\{\s*\(?(\w+)\)?\s*\}|(\d))|([0-9A-Z]+) (?:in )?base[ -](\w+)",
+    re.IGNORECASE,
 )
-_BASE_WORDS = dict(
-    zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), [*range(2, 13), 16], strict=True)
-)
+_BASE_WORDS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11,
+    "twelve": 12, "sixteen": 16,
+}  # fmt: skip
 
 
 def based(text: str) -> Based | None:
@@ -97,7 +99,8 @@ def ratio(text: str) -> Ratio | None:
 
 
 _SEPARATED = re.compile(
-    r"[-+]?(?:\d{1,3}(?:[ '_]\d{3})+(?:\.\d+)?|\d{1,3}(?:\\_\d{3})+|\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d{2})+,\d{3}|(\d{1,3}(?:\.\d{3})+),\d\d?)"
+    r"[-+]?(?:\d{1,3}(?:[ '_]\d{3})+(?:\.\d+)?|\d{1,3}(?:\\_\d{3})+|\d{1,3}(?:\.\d{3}){2,}"
+    r"|\d{1,2}(?:,\d{2})+,\d{3}|(\d{1,3}(?:\.\d{3})+),\d\d?)"
 )
 
 
@@ -105,7 +108,8 @@ _SCALE = re.compile(r"(?<=\d)\s*(\\text\{\s*)?(thousand|million|billion|trillion
 _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _ORDINAL = re.compile(r"(\d{1,9})\s*\^?\s*\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\}?")
 _DATE = re.compile(
-    r"(?:on )?(?:\d{1,2}(?:st|nd|rd|th)?(?: of)? [A-Z][a-z]{2,8}\.?|[A-Z][a-z]{2,8}\.? \d{1,2}(?:st|nd|rd|th)?)(?:,? \d{4})?"
+    r"(?:on )?(?:\d{1,2}(?:st|nd|rd|th)?(?: of)? [A-Z][a-z]{2,8}\.?"
+    r"|[A-Z][a-z]{2,8}\.? \d{1,2}(?:st|nd|rd|th)?)(?:,? \d{4})?"
 )
 
 
@@ -139,7 +143,7 @@ _SHORT_WORDS = frozenset(["yes", "no", "odd", "all", "any", "red", "up", "left",
 
 
 def _is_words(text: str) -> bool:
-    """Letters that are text and no product of variables: a \\text, a name, a number word, a long word, several words."""
+    """Letters that are text and no product of variables: a \\text, a name, a number, a long word, several words."""
     if text.startswith(r"\text") or text.lower() in _SHORT_WORDS or number_in_words(text) is not None:
         return True
     return bool(re.search(r"(?<!\\)[^\W\d_]{4,}|[^\W\d_]{2,} [^\W\d_]{2,}|^[A-Z][a-z]{2,}$", text))

@@ -43,10 +43,11 @@ _OTHERS = {
     "celsius": {"°c celsius": "1"}, "fahrenheit": {"°f fahrenheit": "1"}, "kelvin": {"kelvin": "1"},
 }  # fmt: skip
 _SINGLE = frozenset("msghl")
-_NO_UNIT = frozenset(
-    "or and not if when where unless except mod modulo pi sin cos tan log ln exp max min gcd lcm sqrt frac infinity "
-    "least most more less than over under between plus minus times divided factorial squared cubed".split()
-)
+_NO_UNIT = {
+    "or", "and", "not", "if", "when", "where", "unless", "except", "mod", "modulo", "pi", "sin", "cos", "tan", "log",
+    "ln", "exp", "max", "gcd", "lcm", "sqrt", "frac", "infinity", "least", "most", "more", "less", "than", "over",
+    "under", "between", "plus", "minus", "times", "divided", "factorial", "squared", "cubed",
+}  # fmt: skip
 
 
 def _table() -> dict[str, Unit]:
@@ -69,7 +70,7 @@ def unit_of(phrase: str) -> Unit | None:
     """The unit a trailing phrase names (`square inches`, `cm^{2}`, `km/h`, `apples`); None where it cannot be one."""
     words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", phrase)
     words = re.sub(r"\s*\^\s*\{?([23])\}?", r"^\1", words)
-    words = re.sub(r"[.,()]", " ", words).strip().lower()
+    words = re.sub(r"[.,()']", " ", words).strip().lower()
     parts = words.split()
     power = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
     if len(parts) == 2 and (parts[0] in power or parts[1] in power):
@@ -101,8 +102,10 @@ def _singular(name: str, stem: str) -> Unit | None:
 
 
 _PIECE = re.compile(
-    r"(?P<word>\\text\{[^{}]*\}|(?<![\\a-zA-Z])an? (?=[a-zA-Z]{2})|(?<![\\a-zA-Z])[a-zA-Z]{2,}\.?|°\s?[CF]?(?![a-zA-Z])|\\\$|[€£¥₹])"
-    r"|(?P<letter>(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z]))|(?P<power>\^\s*(?:[23]|\{[23]\})(?!\d))|(?P<link>\s*/\s*(?=[a-zA-Z\\])|\s*[-,]\s*)"
+    r"(?P<word>\\text\{[^{}]*\}|(?<![\\a-zA-Z])an? (?=[a-zA-Z]{2})"
+    r"|(?<![\\a-zA-Z])[a-zA-Z]{2,}\.?|°\s?[CF]?(?![a-zA-Z])|\\\$|[€£¥₹])"
+    r"|(?P<letter>(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z]))"
+    r"|(?P<power>\^\s*(?:[23]|\{[23]\})(?!\d))|(?P<link>\s*/\s*(?=[a-zA-Z\\])|\s*[-,']\s*)"
     r"|(?P<space>\s+)|(?P<other>\\[a-zA-Z]+|.)",
     re.DOTALL,
 )
@@ -142,6 +145,8 @@ def _split_trailing(text: str, letters: bool) -> tuple[str, Unit | None]:
 
 def _may_be_unit(core: str, tail: str) -> bool:
     """Plain letters after a formula may be a product of variables; known units and words of three letters are not."""
+    if tail.startswith("°") and _ANGLE_FUNCTION.search(core):
+        return False
     if tail.startswith(("\\text", "°", "\\$", "€", "£", "¥", "₹")):
         return True
     if "," in tail and not core.rstrip()[-1:].isdigit():
@@ -157,6 +162,8 @@ def _may_be_unit(core: str, tail: str) -> bool:
     return (len(first) >= 3 or first in ("a", "an", "of")) and core.endswith(" ") and any(c.isdigit() for c in core)
 
 
+_ANGLE_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+
 _CLOCK = re.compile(
     r"(\d{1,2})(?:\s*:\s*([0-5]\d))?(?:\s*:\s*([0-5]\d))?\s*(?:\\text\{)?\s*([ap])\s*\.?\s*m\.?\s*\}?|"
     r"(\d{1,2})\s*:\s*([0-5]\d)(?:\s*:\s*([0-5]\d))?",
@@ -171,7 +178,7 @@ def clock(text: str) -> tuple[int, bool] | None:
         return None
     hour, minute, second = (int(x or 0) for x in (match.groups()[:3] if match[1] else match.groups()[4:]))
     half = (match[4] or "").lower()
-    if hour > (12 if half else 24) or (half and not hour):
+    if hour > (12 if half else 23) or (half and not hour):
         return None
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
@@ -179,20 +186,18 @@ def clock(text: str) -> tuple[int, bool] | None:
 
 
 _SMALL = {
-    word: n
-    for n, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen".split()
-    )
-}
-_TENS = {word: 10 * n for n, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
+    "seventeen": 17, "eighteen": 18, "nineteen": 19,
+}  # fmt: skip
+_TENS = {
+    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}  # fmt: skip
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 _ORDINALS = {
-    word: n
-    for n, word in enumerate(
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split(), 1
-    )
-}
+    "first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+    "tenth": 10, "eleventh": 11, "twelfth": 12,
+}  # fmt: skip
 _PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 
 
@@ -205,6 +210,8 @@ def number_in_words(text: str) -> Fraction | None:
         return None
     if len(words) == 1 and words[0] in _ORDINALS:
         return Fraction(_ORDINALS[words[0]])
+    if words == ["half"]:
+        return Fraction(1, 2)
     if len(words) == 2 and words[0] in {*_SMALL, "a"} and words[1].removesuffix("s") in _PARTS:
         return Fraction(_SMALL.get(words[0], 1), _PARTS[words[1].removesuffix("s")])
     total = current = 0
@@ -222,8 +229,11 @@ def number_in_words(text: str) -> Fraction | None:
     return Fraction(total + current)
 
 
-MONTHS = "january february march april may june july august september october november december".split()
-DAYS = "monday tuesday wednesday thursday friday saturday sunday".split()
+MONTHS = (
+    "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+    "december",
+)  # fmt: skip
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
 
 def in_full(word: str) -> str:

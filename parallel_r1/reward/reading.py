@@ -1,6 +1,6 @@
 """From a cleaned answer to its value: structure first, by cutting at separators outside all brackets, then notation.
 
-`read` never computes more than `exact` does, its levels are counted, and what it does not understand stays LaTeX or words.
+`read` never computes more than `exact` does, its levels are counted, and what it does not understand stays as it is.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from parallel_r1.reward import notations
 from parallel_r1.reward.normalize import trim
@@ -34,8 +35,8 @@ MAX_ITEMS = 200
 class Reading:
     """How to read what is ambiguous.
 
-    grouped: `1,234` outside brackets is one number, in brackets it is two (or the other way round). letters: a lone letter
-    after a number may be a unit. depth: levels of nesting so far.
+    grouped: `1,234` outside brackets is one number, in brackets it is two (or the other way round). letters: a lone
+    letter after a number may be a unit. depth: levels of nesting so far.
     """
 
     grouped: bool = True
@@ -49,7 +50,7 @@ class Reading:
         return Reading(not self.grouped if self.depth == 0 else self.grouped, self.letters, self.depth + 1)
 
 
-def read(text: str, reading: Reading = Reading()) -> Value:  # noqa: B008 (frozen)
+def read(text: str, reading: Reading = Reading()) -> Value:
     """The value of a cleaned answer. Never raises; what is not understood is a Quantity without a number, or Words."""
     text = trim(text)
     if reading.depth < MAX_DEPTH:
@@ -107,7 +108,7 @@ def _set(text: str, reading: Reading) -> Value | None:
     if len(pieces) > MAX_ITEMS:
         return None
     inside = reading.in_brackets()
-    return Many(tuple(read(piece, inside) for piece in pieces), "set")
+    return Many(_flat([read(piece, inside) for piece in pieces]), "set")
 
 
 def _complement(text: str, reading: Reading) -> Value | None:
@@ -149,7 +150,14 @@ def _several(text: str, reading: Reading) -> Value | None:
     either = any("or" in op.lower() for op in ops)
     if all(isinstance(item, Region) for item in items):
         return joined(items, either) or Many(tuple(items), "list")
-    return Many(tuple(items), "list")
+    return Many(_flat(items), "list")
+
+
+def _flat(items: list[Value]) -> tuple[Value, ...]:
+    """`0, \\pm 1` is one list of three."""
+    return tuple(
+        part for item in items for part in (item.items if isinstance(item, Many) and item.kind == "list" else (item,))
+    )
 
 
 _GROUPED = re.compile(
@@ -187,6 +195,8 @@ def _inequality(text: str, sides: list[str], ops: list[str], reading: Reading) -
         values = read(sides[1], inside)
         points = values.items if isinstance(values, Many) else (values,)
         return Region(complement=points, name=sides[0], source=text)
+    if (match := re.fullmatch(r"\|\s*([a-zA-Z])\s*\|", sides[0])) and len(ops) == 1 and ops[0] in _FLIPPED:
+        return _absolute(text, match[1], ops[0], read(sides[1], inside))
     names = [i for i, side in enumerate(sides) if is_name(side) and side not in (r"\infty", r"-\infty", r"+\infty")]
     if len(names) != 1 or any(op not in _FLIPPED for op in ops):
         return None
@@ -206,11 +216,23 @@ def _inequality(text: str, sides: list[str], ops: list[str], reading: Reading) -
     return Region((Interval(low, high, low_closed, high_closed),), name=sides[at], source=text)
 
 
+def _absolute(text: str, name: str, op: str, bound: Value) -> Region | None:
+    """`|x| < 2` and its kin, around zero."""
+    if not isinstance(bound, Quantity) or not isinstance(bound.number, Fraction) or bound.number <= 0:
+        return None
+    low, closed = Quantity("-" + bound.tex, -bound.number), op.endswith("=")
+    if op[0] == "<":
+        return Region((Interval(low, bound, closed, closed),), name=name, source=text)
+    parts = Interval(MINUS_INFINITY, low, False, closed), Interval(bound, PLUS_INFINITY, closed, False)
+    return Region(parts, name=name, source=text)
+
+
 _BRACKETS = (("(", ")"), ("(", "]"), ("[", ")"), ("[", "]"), ("]", "["), (r"\langle", r"\rangle"), ("<", ">"))
 
 
 def _bracketed(text: str, reading: Reading) -> Value | None:
     """A tuple, a vector or an interval; a single value in brackets is that value."""
+    text = re.sub(r"^[A-Z]\s*(?=\(.*,)", "", text)  # the name of a point
     pair = next((p for p in _BRACKETS if len(text) > 2 and text.startswith(p[0]) and text.endswith(p[1])), None)
     if pair is None or (pair[0] in OPENING and bracket_end(text) != len(text)):
         return None
@@ -236,6 +258,12 @@ def _bracketed(text: str, reading: Reading) -> Value | None:
 _SIGN = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 
 
+def _text(text: str, reading: Reading) -> Value | None:
+    """`\\text{5 apples}` is 5 apples."""
+    match = re.fullmatch(r"\\text\{([^{}]*\d[^{}]*)\}", text)
+    return read(match[1], reading.inside()) if match else None
+
+
 def _plus_minus(text: str, reading: Reading) -> Value | None:
     r"""`1 \pm \sqrt{2}` as the list of its values: `\pm` and `\mp` go together, two `\pm` are free of each other."""
     signs = _SIGN.findall(text)
@@ -257,6 +285,7 @@ _READERS: tuple[Callable[[str, Reading], Value | None], ...] = (
     lambda text, _: notations.empty(text) or notations.date(text),
     _matrix,
     lambda text, _: notations.reals(text) or notations.compound(text),
+    _text,
     _set,
     _complement,
     _union,

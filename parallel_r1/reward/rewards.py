@@ -70,7 +70,7 @@ class Term(Reward):
 
 
 def is_right(sample: Judged) -> bool:
-    """Right, and ended by the policy itself: an answer cut by a limit is no answer, whatever the verifier found in it."""
+    """Right, and ended by the policy itself: a response cut by a limit has no answer, whatever was found in it."""
     return sample.correct and sample.finished
 
 
@@ -214,7 +214,7 @@ class Gate(Reward):
 
 
 class Alternate(Reward):
-    """Windows of `sum(steps)` steps, each given to the rewards in order: [8, 2] is eight steps of one, two of the next."""
+    """Windows of `sum(steps)` steps, shared out in order: [8, 2] is eight of one reward, then two of the next."""
 
     def __init__(self, rewards: list[Reward], steps: list[int]) -> None:
         _check_some("Alternate.rewards", rewards)

@@ -64,14 +64,16 @@ def is_name(text: str) -> bool:
 
 
 _IS = re.compile(
-    r"(?:\\text\{)?(?:[A-Za-z][A-Za-z'-]*(?:, | |\} *)){1,12}?(?:is|are|equals?|equal to|gives|yields)(?![A-Za-z]):?\s*\}?\s*"
+    r"(?:\\text\{)?(?:[A-Za-z][A-Za-z'-]*(?:, | |\} *)){1,12}?"
+    r"(?:is|are|equals?|equal to|gives|yields)(?![A-Za-z]):?\s*\}?\s*"
     r"(?=\S)"
 )
 _COLON = re.compile(
     r"(?:\\text\{\s*[A-Za-z][A-Za-z' -]+:\s*\}|[A-Za-z][A-Za-z'-]+(?: [A-Za-z'-]+){0,4}\s?:(?!=))\s*(?=\S)"
 )
 _ABOUT = re.compile(
-    r"(?:\\text\{\s*)?(?:approximately|about|exactly|roughly|around|only|an? total of|in total|total|therefore|thus|hence|so)"
+    r"(?:\\text\{\s*)?(?:approximately|about|exactly|roughly|around|only|an? total of|in total|total"
+    r"|therefore|thus|hence|so|the (?:point|set|interval|ordered (?:pair|triple)|vector|number|value|equation)(?: of)?)"
     r"(?![A-Za-z]),?\s*\}?\s*(?=[^\s}])",
     re.IGNORECASE,
 )
@@ -81,6 +83,4 @@ def without_label(text: str) -> str:
     for pattern in (_ABOUT, _IS, _COLON):
         if match := pattern.match(text):
             return text[match.end() :]
-    if text.startswith(r"\approx"):
-        return text[len(r"\approx") :]
-    return text
+    return re.sub(r"^\\(?:approx|sim)(?![a-zA-Z])", "", text)

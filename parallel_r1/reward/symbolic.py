@@ -1,9 +1,9 @@
 """Algebra on two LaTeX expressions: parsed by math-verify, compared by sympy. For grading workers only.
 
 Departs from `math_verify.verify` where that is loose: floats are exact (0.333 is not a third), numbers are compared
-relative to their size at 60 and then 300 digits (so 1/2004! differs from 0), expressions with variables at random exact
-points rather than by `simplify`, equations by proportion rather than by `solve` (which calls any two equations without
-real roots the same). What is neither is left to `verify`. May hang or eat memory on hostile text: run it where it can be
+relative to their size at 60 and then 300 digits (so 1/2004! differs from 0), expressions with variables at exact points
+rather than by `simplify`, equations by proportion rather than by `solve` (which calls any two equations without real
+roots the same). What is neither is left to `verify`. May hang or eat memory on hostile text: run it where it can be
 killed, and never turn what it parsed into a string.
 """
 
@@ -74,7 +74,9 @@ def _in_bounds(tex: str) -> bool:
 
 def _parsed(tex: str) -> sympy.Basic | None:
     # Bare text mis-parses, and decimals would become floats.
-    tex = re.sub(r"(?<![\w.])(\d*)\.(\d+)", _fraction, tex.replace("°", ""))
+    tex = re.sub(r"(?<![\w.])(\d*)\.(\d+)", _fraction, tex)
+    # Inside a sine an angle in degrees is that angle; anywhere else degrees are a unit, dealt with before.
+    tex = re.sub(r"(\d+)\s*°", r"{(\1\\cdot\\frac{\\pi}{180})}", tex) if "°" in tex else tex
     found = parse(f"${tex}$", [CONFIG], fallback_mode="no_fallback", parsing_timeout=None)
     if not found or not isinstance(found[0], (sympy.Basic, sympy.MatrixBase)):
         return None

@@ -1,9 +1,9 @@
 """The grading worker: a process of its own that compares answers by math-verify, one job a line.
 
-Run by `grading` as `python -m parallel_r1.reward.worker MEMORY_BYTES`. It reads JSON lines `[seconds, gold, answers, where]`
-from standard input and writes one line each, `[correct, reason]`; the first line says `ready`, or why it cannot be. It
-ends when its input ends. Whatever hangs it ends it: an alarm that nothing handles is a second net below the pool's own
-time limit, so that a worker whose parent has gone does not spin for ever.
+Run by `grading` as `python -m parallel_r1.reward.worker MEMORY_BYTES`. It reads JSON lines `[seconds, gold, answers,
+where]` from standard input and writes one line each, `[correct, reason]`; the first line says `ready`, or why it cannot
+be. It ends when its input ends. Whatever hangs it ends it: an alarm that nothing handles is a second net below the
+pool's own time limit, so that a worker whose parent has gone does not spin for ever.
 """
 
 from __future__ import annotations

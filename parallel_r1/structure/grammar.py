@@ -79,15 +79,21 @@ def _read_block(pieces: list[str], i: int, offsets: list[int]) -> tuple[Block | 
     def tag(k: int) -> str | None:
         return pieces[k] if k < len(pieces) else None
 
+    def broken(k: int, fault: str) -> tuple[None, int, str]:
+        # a broken block stays open to its `</Parallel>`, as for the token parser: nothing in it is a block of its own
+        while k < len(pieces) and pieces[k] != END_PARALLEL:
+            k += 2
+        return None, k + 2, fault
+
     while tag(j) == PATH:
         if pieces[j - 1].strip():
-            return None, j, "text between paths"
+            return broken(j, "text between paths")
         if tag(j + 2) != END_PATH:
-            return None, j + 2, "a path is not closed"
+            return broken(j + 2, "a path is not closed")
         paths.append(pieces[j + 1])
         j += 4
     if tag(j) != END_PARALLEL:
-        return None, j, "a block is not closed" if tag(j) is None else f"{tag(j)} inside a block"
+        return broken(j, "a block is not closed" if tag(j) is None else f"{tag(j)} inside a block")
     if pieces[j - 1].strip():
         return None, j + 2, "text between paths"
     if len(paths) < 2:

@@ -23,6 +23,7 @@ from parallel_r1.data.doors import (
     make_problems,
     split_of,
 )
+from parallel_r1.reward.grading import grade
 from parallel_r1.structure.grammar import parse
 from parallel_r1.structure.tokens import TagIds, token_counts
 from parallel_r1.tiny import doors_tokenizer
@@ -56,18 +57,24 @@ def test_demonstrations_by_hand() -> None:
         "</Parallel><Summary> found 8</Summary>"
     )
     assert MAZE.answer == 8
-    assert MAZE.demonstration("parallel", random.Random(0)) == block + "Final Answer: 8"
+    assert MAZE.demonstration("parallel", random.Random(0)) == block + "\nFinal Answer: 8"
     streams = {MAZE.demonstration("sequential", random.Random(seed)) for seed in range(20)}
     wrong, right = " K: A +2 = 6 A: D +4 = 10 D: shut stuck", " C: B +3 = 7 B: M +1 = 8 M: key found 8"
-    assert streams == {f"{right} Final Answer: 8", f"{wrong}{right} Final Answer: 8"}  # in either order, until the key
+    assert streams == {f"{right}\nFinal Answer: 8", f"{wrong}{right}\nFinal Answer: 8"}  # in either order, until the key
     late = {MAZE.demonstration("late", random.Random(seed)) for seed in range(20)}
-    assert late == {stream.replace(" Final Answer: 8", f"{block}Final Answer: 8") for stream in streams}
+    assert late == {stream.replace("\nFinal Answer: 8", f"{block}\nFinal Answer: 8") for stream in streams}
 
 
 def test_budget_by_hand() -> None:
-    # <Parallel> </Parallel> 2; <Summary> found 8 </Summary> 4; Final Answer: 8 makes 3; the end 1; and a path of
+    # <Parallel> </Parallel> 2; <Summary> found 8 </Summary> 4; a new line, Final Answer: 8 makes 4; the end 1; and a path of
     # <Path> 2 + (C: B +3 = 7) 5 + 5 + (M: key found 8) 4 + </Path> = 17 against 16 of the shut one (D: shut stuck)
-    assert critical_budget(MAZE) == 2 + 4 + 3 + 1 + 17
+    assert critical_budget(MAZE) == 2 + 4 + 4 + 1 + 17
+
+
+@pytest.mark.parametrize("shares", [(1, 0, 0), (0, 1, 0), (0, 0, 1)], ids=["parallel", "sequential", "late"])
+def test_the_verifier_takes_every_style_of_demonstration(shares: tuple[int, int, int]) -> None:
+    problems = make_problems("hard", "train", 50, shares=shares)
+    assert all(verdict.correct for verdict in grade([(p.answer, p.demonstration) for p in problems]))
 
 
 def walk(question: str) -> tuple[int, dict[str, int]]:
@@ -192,6 +199,15 @@ def test_the_same_arguments_give_the_same_list() -> None:
     assert not {p.id for other in others for p in other} & {p.id for p in first}
 
 
+def test_a_maze_drawn_twice_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeats are too rare to wait for, so the generator is made to draw each of a few mazes three times."""
+    rng = random.Random(0)
+    pool = [maze for _ in range(40) for maze in [make_maze(rng, "easy", 2)] * 3]
+    monkeypatch.setattr("parallel_r1.data.doors.make_maze", lambda *_: pool.pop(0))
+    found = [problem.id for problem in make_problems("easy", "train", 20)]
+    assert len(found) == len(set(found)) == 20
+
+
 def test_shares_decide_the_styles() -> None:
     def counts(shares: tuple[float, float, float]) -> tuple[int, int, int]:
         demonstrations = [p.demonstration for p in make_problems("easy", "train", 400, shares=shares)]
@@ -264,6 +280,7 @@ def test_a_hidden_corridor_looks_like_any_other_but_for_its_door() -> None:
     assert re.search(r"Doors[^.]*", other)[0] == "Doors K E"
 
 
+@settings(deadline=None)
 @given(seed=SEEDS, kind=st.sampled_from(KINDS))
 def test_pieces_cover_every_character(seed: int, kind: tuple[Tier, int]) -> None:
     """The budget counts pieces, so none may be lost between them."""

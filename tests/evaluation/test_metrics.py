@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_r1.evaluation.metrics import TierMetrics, wilson_half_width
@@ -81,6 +81,7 @@ def test_accuracy_at_critical_is_left_out_unless_every_problem_has_a_budget() ->
     assert found["hard/accuracy_at_critical"] == 0.0
 
 
+@settings(deadline=None)
 @given(flags=st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5000)), min_size=1, max_size=20))
 def test_batches_add_up_whatever_their_size(flags: list[tuple[bool, bool, int]]) -> None:
     responses = [judged(BLOCK if p else "", c, total=n, critical=n) for c, p, n in flags]
@@ -128,6 +129,7 @@ def test_wilson_interval_of_a_half_by_hand() -> None:
     assert wilson_half_width(0.5, 100, z=1.96) == pytest.approx(0.0961702, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(right=st.integers(0, 50), more=st.integers(0, 50))
 def test_wilson_interval_is_symmetric_positive_and_below_a_half(right: int, more: int) -> None:
     n = right + more + 1

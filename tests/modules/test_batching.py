@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_r1.modules.batching import EMPTY_ROW, Row, collate, micro_batches
@@ -24,6 +24,7 @@ def row(prompt: int, response: tuple[int, ...] | int, advantage: float = 0.0, sa
     return Row(Rollout((7,) * prompt, ids, tuple(-0.5 * i for i in range(n)), (sampled,) * n, True), advantage)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), max_size=25), budget=st.integers(1, 120))
 def test_micro_batches_keep_every_row_once_and_the_budget(lengths: list[tuple[int, int]], budget: int) -> None:
     rows = [row(p, r, advantage=float(i)) for i, (p, r) in enumerate(lengths)]
@@ -75,6 +76,7 @@ def test_unseen_rows_carry_their_layout(positions: str) -> None:
         assert batch.positions[r, :n].tolist() == list(where.positions)
         expected = visibility(torch.tensor(where.block), torch.tensor(where.path))
         assert torch.equal(batch.visible[r, :n, :n], expected)
+        assert torch.equal(batch.visible[r, n:], torch.ones(13, 13, dtype=torch.bool).tril()[n:])  # padding is causal
         assert batch.positions[r].max() < 13  # padding included: no position beyond the row
     assert batch.visible.diagonal(dim1=1, dim2=2).all()
 
@@ -98,6 +100,7 @@ def test_nothing_in_an_empty_row_is_trained() -> None:
     assert batch.input_ids.shape[1] >= 2  # there is a next token to score, so the loss is connected to the weights
 
 
+@settings(deadline=None)
 @given(prompt=st.integers(1, 5), sampled=st.lists(st.booleans(), max_size=8))
 def test_the_first_column_is_never_trained(prompt: int, sampled: list[bool]) -> None:
     n = len(sampled)

@@ -1,4 +1,4 @@
-"""Right answers are right and wrong ones wrong: the shared cases, a table of their siblings, and the corpora's golds."""
+"""Right answers are right and wrong ones wrong: a table of many kinds, whole responses, the golds of the corpora."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from answer_cases import BOXED, RESPONSES
+from answer_cases import BOXED, PAIRS, RESPONSES
 
 from parallel_r1.reward.answers import Undecided, extract, judge, require_gold, stated_value, undecided, verify
 from parallel_r1.reward.extraction import MAX_ANSWER, Extraction
@@ -37,6 +37,10 @@ def test_boxed_answers_of_each_kind(kind: str):
         for answer in column
     ]
     assert wrong_verdicts(rows) == []
+
+
+def test_more_boxed_answers():
+    assert wrong_verdicts([(gold, rf"\boxed{{{answer}}}", right) for gold, answer, right in PAIRS]) == []
 
 
 def test_whole_responses():

@@ -75,6 +75,7 @@ def test_only_the_exact_tags_count() -> None:
         assert strip_tags(text) == text
 
 
+@settings(deadline=None)
 @given(parts=st.lists(st.tuples(TEXTS, BLOCKS), max_size=3), gaps=st.tuples(SPACE, SPACE, SPACE, SPACE))
 def test_blocks_are_read_back_whatever_white_space_stands_between(
     parts: list[tuple[str, tuple[list[str], str]]], gaps: tuple[str, ...]
@@ -90,12 +91,14 @@ def test_blocks_are_read_back_whatever_white_space_stands_between(
     assert found.blocks == tuple(expected)
 
 
+@settings(deadline=None)
 @given(block=BLOCKS)
 def test_a_rendered_block_is_read_back(block: tuple[list[str], str]) -> None:
     paths, summary = block
     assert parse(render_block(paths, summary)).blocks == (Block(tuple(paths), summary, 0),)
 
 
+@settings(deadline=None)
 @given(pieces=st.lists(st.sampled_from([*TAGS, "x", " "]), max_size=24))
 def test_any_mix_of_tags_is_parsed_and_its_blocks_are_really_there(pieces: list[str]) -> None:
     text = "".join(pieces)
@@ -109,12 +112,12 @@ def test_any_mix_of_tags_is_parsed_and_its_blocks_are_really_there(pieces: list[
     assert found.well_formed == (tags == sum(4 + 2 * len(block.paths) for block in found.blocks))
 
 
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(pieces=st.lists(st.sampled_from(TAGS), min_size=1, max_size=6))
 def test_hostile_repetition_takes_linear_time(pieces: list[str]) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     parse("".join(pieces) * 4000)
-    assert time.perf_counter() - start < 2.0  # quadratic: 24,000 ** 2 steps, minutes
+    assert time.process_time() - start < 2.0  # quadratic: 24,000 ** 2 steps, minutes
 
 
 @pytest.mark.parametrize("paths", [[], ["one"]])

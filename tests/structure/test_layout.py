@@ -126,6 +126,7 @@ def test_layout_is_the_definition_on_random_responses(ids: list[int], prompt: in
     assert list(where.positions) == oracle.positions(scheme)
 
 
+@settings(deadline=None)
 @given(ids=responses(), scheme=SCHEMES)
 def test_a_prompt_that_names_the_tags_is_plain(ids: list[int], scheme: Positions) -> None:
     """Only the length of the prompt enters, so its text cannot matter; here it shifts everything and no more."""
@@ -136,6 +137,7 @@ def test_a_prompt_that_names_the_tags_is_plain(ids: list[int], scheme: Positions
     assert dense(after)[:, :3].tolist() == [[j <= i for j in range(3)] for i in range(len(after))]
 
 
+@settings(deadline=None)
 @given(ids=responses(), more=responses(), scheme=SCHEMES)
 def test_a_layout_never_depends_on_later_tokens(ids: list[int], more: list[int], scheme: Positions) -> None:
     """Otherwise what was sampled could not be what is trained."""
@@ -144,6 +146,7 @@ def test_a_layout_never_depends_on_later_tokens(ids: list[int], more: list[int],
     assert (long.positions[:n], long.block[:n], long.path[:n]) == (short.positions, short.block, short.path)
 
 
+@settings(deadline=None)
 @given(ids=responses(), structure=st.sampled_from(["seen", "sequential"]), scheme=SCHEMES)
 def test_seen_and_sequential_are_plainly_causal(ids: list[int], structure: Structure, scheme: Positions) -> None:
     where = layout(2, ids, TAG_IDS, structure, scheme)

@@ -70,6 +70,7 @@ def test_segments_of_broken_responses(ids: list[int], expected: list[tuple[str, 
     assert shape(ids) == expected
 
 
+@settings(deadline=None)
 @given(ids=RESPONSES)
 def test_segments_cover_every_token_once_in_order(ids: list[int]) -> None:
     found = segments(ids, TAG_IDS)
@@ -78,6 +79,7 @@ def test_segments_cover_every_token_once_in_order(ids: list[int]) -> None:
     assert all((s.path >= 0) == (s.kind == "path") and (s.block >= 0) == (s.kind != "main") for s in found)
 
 
+@settings(deadline=None)
 @given(ids=RESPONSES, more=RESPONSES)
 def test_a_segment_never_depends_on_what_comes_later(ids: list[int], more: list[int]) -> None:
     """What makes sampling and training agree: the kind of a token is fixed the moment it is written."""
@@ -136,7 +138,7 @@ def test_counts_of_odd_responses() -> None:
     assert token_counts([PAR, PATH, X, PATH, X, X], [True] * 6, TAG_IDS) == (6, 4)  # 1 + max(2, 3), cut or not
 
 
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 @given(data=st.lists(st.tuples(TOKENS, st.booleans()), max_size=30))
 def test_critical_tokens_are_the_best_choice_of_one_path_a_block(data: list[tuple[int, bool]]) -> None:
     """Brute force: keep one path of every block, in every way; the longest text that can remain is critical."""

@@ -1,0 +1,111 @@
+"""What an iteration's rollouts earned, and what is reported about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from parallel_r1.modules.batching import Row
+from parallel_r1.modules.tally import Statistic, Tally
+from parallel_r1.reward.diversity import response_diversity
+from parallel_r1.reward.rewards import Terms
+from parallel_r1.structure.tokens import TagIds
+from parallel_r1.types import Judged, Rollout
+
+DIVERSITY_SAMPLE = 32
+"""Responses an iteration whose path diversity is measured: it compares texts in pure Python."""
+
+
+@dataclass(frozen=True)
+class Experience:
+    """Responses of one rank, group by group. rollouts, judged: [P * G]; rewards: [P, G]; terms: name -> [P * G].
+
+    seconds: of generation.
+    """
+
+    rollouts: list[Rollout]
+    judged: list[Judged]
+    rewards: Tensor
+    terms: Terms
+    seconds: float
+
+    def flat(self) -> Tensor:
+        """[P] bool: groups whose rewards are all equal, which teach nothing."""
+        return (self.rewards == self.rewards[:, :1]).all(dim=1)
+
+    def picked(self, keep: Tensor) -> Experience:
+        """The groups where keep [P] is True."""
+        size = self.rewards.shape[1]
+        rows = [p * size + g for p in keep.nonzero().flatten().tolist() for g in range(size)]
+        return Experience(
+            [self.rollouts[i] for i in rows],
+            [self.judged[i] for i in rows],
+            self.rewards[keep],
+            {name: [values[i] for i in rows] for name, values in self.terms.items()},
+            self.seconds,
+        )
+
+    def joined(self, other: Experience) -> Experience:
+        """Both, one after the other."""
+        terms = {
+            name: self.terms.get(name, [None] * len(self.judged)) + other.terms.get(name, [None] * len(other.judged))
+            for name in self.terms | other.terms
+        }
+        return Experience(
+            self.rollouts + other.rollouts,
+            self.judged + other.judged,
+            torch.cat([self.rewards, other.rewards]),
+            terms,
+            self.seconds + other.seconds,
+        )
+
+
+def rows_of(rollouts: Sequence[Rollout], advantages: Tensor, mask_cut: bool) -> list[list[Row]]:
+    """Groups of rows. advantages: [P, G]. mask_cut: responses that a limit cut are not trained on (DAPO's filter)."""
+    size = advantages.shape[1]
+    kept = [replace(r, sampled=(False,) * len(r.sampled)) if mask_cut and not r.finished else r for r in rollouts]
+    return [
+        [Row(r, a) for r, a in zip(kept[p * size : (p + 1) * size], advantages[p].tolist(), strict=True)]
+        for p in range(len(advantages))
+    ]
+
+
+def tally_experience(experience: Experience, tags: TagIds) -> Tally:
+    """Means over responses; definitions stand in the documentation of `evaluation.metrics` and in the comments here."""
+    tally = Tally()
+    judged, rollouts = experience.judged, experience.rollouts
+
+    def add(name: str, values: Sequence[float | bool | None], *statistics: Statistic) -> None:
+        tally.add(name, torch.tensor([float(v) for v in values if v is not None]), *statistics)
+
+    add("rollout/accuracy", [j.correct for j in judged])
+    add("rollout/parallel_ratio", [j.response.is_parallel for j in judged])
+    add("rollout/format_valid", [j.finished and j.response.well_formed for j in judged])
+    add("rollout/response_length", [len(r.response_ids) for r in rollouts], "min", "max")
+    add("rollout/truncated", [not r.finished for r in rollouts])
+    add("rollout/critical_tokens", [j.critical_tokens for j in judged])
+    add("rollout/total_tokens", [j.total_tokens for j in judged])
+    # where blocks open, as a share of the response: early ones explore, late ones verify
+    add("rollout/parallel_position", [at for r in rollouts for at in parallel_positions(r.response_ids, tags)])
+    with_blocks = [j.response for j in judged if j.response.is_parallel][:DIVERSITY_SAMPLE]
+    add("rollout/path_diversity", [response_diversity(response) for response in with_blocks])
+    add("rollout/zero_variance_groups", experience.flat().tolist())
+    add("reward/total", experience.rewards.flatten().tolist(), "mean", "std")
+    for name, values in experience.terms.items():
+        add(f"reward/{name}", values, "mean", "std")
+    return tally
+
+
+def parallel_positions(response_ids: Sequence[int], tags: TagIds) -> list[float]:
+    """The index of each `<Parallel>` that opens a block / tokens of the response: in [0, 1), one a block."""
+    out, inside = [], False
+    for i, token in enumerate(response_ids):
+        if token == tags.parallel and not inside:
+            out.append(i / len(response_ids))
+            inside = True
+        elif token == tags.end_parallel:
+            inside = False
+    return out
