@@ -48,6 +48,10 @@ class Rollout:
     logprobs: the engine's log-probability (nats) of each sampled token under the sampling distribution; 0.0 elsewhere.
     sampled: False for context that somebody else wrote (forced prefixes, inserted tags): such tokens carry no loss.
     finished: the policy ended the response itself; False means that a limit cut it, which is no decision of the policy.
+    banned: [response tokens] the ids that could not be drawn at each token, beside those banned for the whole call: what
+    a path may not say differs from what the main text may not. Empty where no token had bans of its own. Whoever computes
+    the log-probability of a token leaves its banned ids out of the distribution.
+    cuts: paths and summaries that their budget ended: their closing tag was inserted (sampled is False there).
     """
 
     prompt_ids: tuple[int, ...]
@@ -55,9 +59,12 @@ class Rollout:
     logprobs: tuple[float, ...]
     sampled: tuple[bool, ...]
     finished: bool
+    banned: tuple[tuple[int, ...], ...] = ()
+    cuts: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.response_ids)
+        assert len(self.banned) in (0, n), f"{len(self.banned)} sets of banned ids for {n} response tokens"
         assert len(self.logprobs) == n, f"{len(self.logprobs)} log-probabilities for {n} response tokens"
         assert len(self.sampled) == n, f"{len(self.sampled)} sampled flags for {n} response tokens"
 
@@ -92,7 +99,8 @@ class Pack:
 
     tokens, positions: [T] int64. ids, spans: who sees whom (`structure.tree`). source, targets: [N] int64, the index whose
     logits predict a trained token, and that token. response: [N] int64, its response in 0 ... S - 1. kind: [N] int64, an
-    index into `SEGMENT_KINDS`. engine_logprobs: [N] float32 nats. advantages: [S] float32.
+    index into `SEGMENT_KINDS`. engine_logprobs: [N] float32 nats. advantages: [S] float32. banned: [N, B] int64, ids that
+    could not be drawn at that token (`Rollout.banned`), filled up with -1; None where no token had any.
     """
 
     tokens: Tensor
@@ -105,6 +113,7 @@ class Pack:
     kind: Tensor
     engine_logprobs: Tensor
     advantages: Tensor
+    banned: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:

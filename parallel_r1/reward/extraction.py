@@ -77,6 +77,8 @@ _MARKER = re.compile(
     r"(?:^|(?<=[.!?;] ))[ \t>#*_|\-]{0,16}(?:\\(?:text|text(?:bf|it)|mathbf|bf)\{)?"
     r"(?:(?:so|thus|therefore|hence),? )?(?:the |my |our )?(?:(?:final|correct) )?(?:answers?|ans)\b\.?"
     r"[ \t]{0,8}[*_}]{0,6}[ \t]{0,8}(?:(?:[:=：→]|->)[*_}]{0,6}|(?=\\\[|\\\(|\$|\\boxed)|-(?= )|[ \t*_#]{0,8}$)"
+    # spelt like this it is no prose, wherever it stands
+    r"|(?<=\s)[*_]{0,3}Final Answer[*_]{0,3}:[*_]{0,3}"
     r"|^[ \t>#*_]{0,16}final answer[ \t]{1,8}(?=-?\d)|^[ \t*]{0,8}####(?!#)|<answer>",
     re.IGNORECASE | re.MULTILINE,
 )

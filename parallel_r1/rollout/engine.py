@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallel_r1.structure.layout import Positions
+from parallel_r1.structure.tokens import TagIds
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
@@ -57,12 +59,38 @@ class Sampling:
             raise ValueError(f"temperature is {self.temperature}: give 0 (greedy) or at least 0.01")
 
 
+@dataclass(frozen=True)
+class Branching:
+    """How a response forks into isolated paths and joins again.
+
+    tags: the six control tags. positions: where the text after a block stands (`structure.layout`).
+    paths: (fewest, most) paths of a block; the number is drawn for each block from the seed of its request.
+    max_blocks: blocks a response may open; afterwards `<Parallel>` is not sampled any more and the text goes on.
+    max_path_tokens, max_summary_tokens: sampled tokens of one path (of one summary), its closing tag included; one that
+    is cut there is closed by an inserted tag. None: what is left of the response, shared equally among the paths.
+    openings: tokens inserted after the `<Path>` of the first, second, ... path; empty for none.
+    """
+
+    tags: TagIds
+    positions: Positions = "longest"
+    paths: tuple[int, int] = (2, 2)
+    max_blocks: int = 1
+    max_path_tokens: int | None = None
+    max_summary_tokens: int | None = None
+    openings: tuple[tuple[int, ...], ...] = ()
+
+
 class RolloutEngine(ABC):
     """Samples responses with weights that the trainer streams in. Constructing one is cheap; `start` loads it."""
 
     @abstractmethod
-    def start(self, model_dir: Path) -> None:
+    def start(self, model_dir: Path, branching: Positions | None = None) -> None:
         """Load the architecture and the weights of a Hugging Face model folder.
+
+        branching: None for an engine that serves `generate`, where everything is plain and causal; a scheme of positions
+        for one that serves `generate_branching` under it. Never both: they would share a cache that means different
+        things. Asked for the other, an engine starts anew.
+
 
         A folder without weight files gives the architecture alone. Called again with a folder of the same architecture
         and vocabulary it keeps the running engine and only marks its weights as unknown, whatever the folder holds.
@@ -84,8 +112,20 @@ class RolloutEngine(ABC):
 
         A prefix that uses up the whole limit comes back as it is, unfinished. Raises ValueError for a request that the
         engine cannot hold (prompt + max_tokens above its context), naming the sizes; RuntimeError when called before
-        `start` or while the weights are unknown.
+        `start`, while the weights are unknown, or on an engine that was started for branching.
         """
+
+    def generate_branching(self, requests: Sequence[Request], sampling: Sampling, plan: Branching) -> list[Rollout]:
+        """Sample one response a request whose blocks hold isolated paths, in the order of the requests.
+
+        The distribution is that of `structure.layout` under `unseen`: what training computes. Inserted tags are marked as
+        not sampled, budgets hold for each part and for the whole, and no response waits for another. Raises as `generate`
+        does, and ValueError for a request whose prefix holds more of a block than its opening `<Parallel>`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot isolate paths: for generation.structure=unseen choose VLLMEngine or "
+            "TransformersEngine as engine.class_path"
+        )
 
     def sleep(self) -> None:  # noqa: B027 - optional: only engines that hold device memory have something to do
         """Give device memory back between rollouts, where the engine can; its weights are then unknown."""
@@ -128,6 +168,41 @@ def check_requests(requests: Sequence[Request], sampling: Sampling, *, context: 
         if not 0 <= request.seed < 2**31:
             raise ValueError(f"request {index} has seed {request.seed}: seeds lie in [0, 2**31), see request_seed")
         _check_ids(f"request {index}", request.prompt_ids + request.prefix_ids, vocab_size)
+
+
+def check_branching(requests: Sequence[Request], plan: Branching) -> None:
+    """Raise ValueError, naming request and cause, for what cannot be sampled in branches."""
+    fewest, most = plan.paths
+    if not 2 <= fewest <= most:
+        raise ValueError(f"paths={plan.paths}: a block needs two or more paths, the fewest first")
+    if plan.openings and len(plan.openings) < most:
+        raise ValueError(f"there are {len(plan.openings)} openings for up to {most} paths: give one a path")
+    tags = set(plan.tags.all())
+    for index, request in enumerate(requests):
+        at = [i for i, token in enumerate(request.prefix_ids) if token in tags]
+        opens = at == [len(request.prefix_ids) - 1] and request.prefix_ids[-1] == plan.tags.parallel
+        if at and not opens:
+            raise ValueError(
+                f"request {index} has a prefix with control tags at {at}: paths that no engine has sampled have no keys "
+                "and values, and computing them as plain text would show each path its siblings. Give a prefix without "
+                "tags, or one with `<Parallel>` as its last token"
+            )
+        if opens and plan.max_blocks < 1:
+            raise ValueError(f"request {index} starts with `<Parallel>` while max_blocks is 0: allow a block")
+
+
+def require_mode(started: Positions | None, asked: Positions | None) -> None:
+    """Raise RuntimeError where an engine is asked for what it was not started for."""
+    if started != asked:
+        names = {
+            None: "plain causal text",
+            "longest": "branches at positions `longest`",
+            "index": "branches at `index`",
+        }
+        raise RuntimeError(
+            f"the engine was started for {names[started]} and is asked for {names[asked]}, which it would compute wrongly: "
+            "call start with the other `branching` and sync"
+        )
 
 
 def _check_ids(owner: str, ids: tuple[int, ...], vocab_size: int) -> None:

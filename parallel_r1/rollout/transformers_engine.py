@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, check_requests, make_rollout
+from parallel_r1.rollout.engine import (
+    Branching,
+    Request,
+    RolloutEngine,
+    Sampling,
+    check_branching,
+    check_requests,
+    make_rollout,
+    require_mode,
+)
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
 from parallel_r1.rollout.weights import WeightStream
+from parallel_r1.structure.layout import Positions
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
@@ -49,13 +59,15 @@ class TransformersEngine(RolloutEngine):
         self._model: PreTrainedModel | None = None
         self._loaded: dict[str, Any] = {}
         self._weights_known = False
+        self._branching: Positions | None = None
 
-    def start(self, model_dir: Path) -> None:
+    def start(self, model_dir: Path, branching: Positions | None = None) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = read_config(model_dir)
         dtype = stored_dtype(config) if self.dtype == "auto" else self.dtype
         loaded = {**architecture(config), "engine_dtype": dtype}
+        self._branching = branching  # nothing is kept between calls here, so no new start is needed
         if self._model is not None and loaded == self._loaded:
             self._weights_known = False
             return
@@ -86,10 +98,7 @@ class TransformersEngine(RolloutEngine):
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Rollout]:
-        model = self._require_model()
-        if not self._weights_known:
-            raise RuntimeError("the engine's weights are unknown: call sync before generate")
-        check_requests(requests, sampling, context=self._context(), vocab_size=model.config.vocab_size)
+        model = self._ready(requests, sampling, None)
         done: dict[int, Rollout] = {
             i: make_rollout(r, (), (), False) for i, r in enumerate(requests) if len(r.prefix_ids) == r.max_tokens
         }
@@ -102,6 +111,23 @@ class TransformersEngine(RolloutEngine):
             for i, row in zip(batch, rows, strict=True):
                 done[i] = make_rollout(row.request, row.ids, row.logprobs, row.finished)
         return [done[i] for i in range(len(requests))]
+
+    @torch.no_grad()
+    def generate_branching(self, requests: Sequence[Request], sampling: Sampling, plan: Branching) -> list[Rollout]:
+        from parallel_r1.rollout.transformers_branching import generate_branching
+
+        model = self._ready(requests, sampling, plan.positions)
+        check_branching(requests, plan)
+        return generate_branching(model, requests, sampling, plan, self.max_batch_size)
+
+    def _ready(self, requests: Sequence[Request], sampling: Sampling, asked: Positions | None) -> PreTrainedModel:
+        """The model, where it can serve the requests. asked: None for plain text, else the positions of branches."""
+        model = self._require_model()
+        if not self._weights_known:
+            raise RuntimeError("the engine's weights are unknown: call sync before generate")
+        require_mode(self._branching, asked)
+        check_requests(requests, sampling, context=self._context(), vocab_size=model.config.vocab_size)
+        return model
 
     def close(self) -> None:
         self._model, self._loaded, self._weights_known = None, {}, False

@@ -136,7 +136,8 @@ class VLLMEngine(RolloutEngine):
             arguments |= {
                 "kv_cache_memory_bytes": self.kv_cache_bytes or _CPU_KV_BYTES,
                 "block_size": self.block_size or _CPU_BLOCK_SIZE,
-                # Prompts are never split: a seed then gives the same tokens whatever else is in the batch.
+                # Prompts are never split: a seed then gives the same tokens whatever else is in the batch, and vLLM does
+                # not try to rewind the generator of a half-read prompt, which fails on CPU.
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(context, _CPU_BATCHED_TOKENS),
             }
