@@ -36,7 +36,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """How the attention of one row is computed. back: [T], where each token's output lies among all buckets' outputs."""
+    """How the attention of one row is computed. back: [T], where its output lies among those of all buckets."""
 
     buckets: tuple[Bucket, ...]
     back: Tensor

@@ -6,7 +6,7 @@ import html
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
@@ -35,7 +35,7 @@ class StageProgress(ProgressBar):
     """One bar a stage: steps, time left, and the numbers that tell whether it learns."""
 
     # shown name -> logged name
-    SHOWN = {
+    SHOWN: ClassVar = {
         "loss": "policy/loss",
         "reward": "reward/total/mean",
         "acc": "rollout/accuracy",
@@ -53,7 +53,12 @@ class StageProgress(ProgressBar):
 
         self._close()
         self.bar = tqdm(
-            total=total, initial=initial, desc=f"{self.stage:>12} {what}", file=sys.stderr, dynamic_ncols=True, leave=True
+            total=total,
+            initial=initial,
+            desc=f"{self.stage:>12} {what}",
+            file=sys.stderr,
+            dynamic_ncols=True,
+            leave=True,
         )
 
     def _close(self) -> None:
@@ -129,8 +134,9 @@ def rollouts_as_markdown(judged: Sequence[Judged]) -> str:
     for j in judged:
         verdict = "right" if j.correct else "wrong" if j.finished else "cut"
         parts.append(
-            f"**{html.escape(j.problem.tier)}** gold {_code(j.problem.answer)}: **{verdict}**, {j.critical_tokens} critical of "
-            f"{j.total_tokens} tokens\n\n{_block(j.problem.question)}\n\n{_block(j.text)}\n"
+            f"**{html.escape(j.problem.tier)}** gold {_code(j.problem.answer)}: **{verdict}**, "
+            f"{j.critical_tokens} critical of {j.total_tokens} tokens\n\n"
+            f"{_block(j.problem.question)}\n\n{_block(j.text)}\n"
         )
     return "\n---\n".join(parts)
 
@@ -150,7 +156,17 @@ def print_summary(records: Sequence[StageRecord], root: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"{root}: held-out problems, before -> after each stage")
-    for column in ("stage", "steps", "wall", "tier", "accuracy", "parallel ratio", "format valid", "critical tokens", "n"):
+    for column in (
+        "stage",
+        "steps",
+        "wall",
+        "tier",
+        "accuracy",
+        "parallel ratio",
+        "format valid",
+        "critical tokens",
+        "n",
+    ):
         table.add_column(column, justify="left" if column in ("stage", "tier") else "right")
     for record in records:
         tiers = list(dict.fromkeys(key.split("/")[0] for key in record.after))

@@ -1,8 +1,8 @@
 """The command line: `python -m parallel_r1 {fit,validate,test,predict} --config FILE [--key=value ...]`.
 
-A LightningCLI whose model and data come in named stages. Stage names are read from the config files first, so that each
-stage gets typed options of its own (`--curriculum.stages.hard.trainer.max_steps=5`), several files merge key by key, and an
-unknown key is refused with its name.
+A LightningCLI whose model and data come in named stages. Stage names are read from the config files first, so that
+each stage gets typed options of its own (`--curriculum.stages.hard.trainer.max_steps=5`), several files merge key by key,
+and an unknown key is refused with its name.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class CurriculumCLI(LightningCLI):
         parser.add_subclass_arguments(RolloutEngine, "engine", required=False)
         parser.set_defaults({"engine": DEFAULT_ENGINE})
         parser.add_argument("--curriculum.name", type=str, default="run", help="name of the run, kept in summary.json")
-        parser.add_argument("--curriculum.root", type=str, default=None, help="folder of the run (default: runs/<name>)")
+        parser.add_argument(
+            "--curriculum.root", type=str, default=None, help="folder of the run (default: runs/<name>)"
+        )
         parser.add_argument(
             "--curriculum.only", type=list[str] | str | None, default=None, help="run these stages alone"
         )
@@ -77,7 +79,7 @@ class CurriculumCLI(LightningCLI):
             parser.add_class_arguments(Stage, f"curriculum.stages.{name}", sub_configs=True)
 
     def instantiate_classes(self) -> None:
-        self.config_init = self.parser.instantiate_classes(self.config)
+        self.config_init = self.parser.instantiate(self.config)
 
     def _run_subcommand(self, subcommand: str) -> None:
         pass  # `main` runs it, outside the constructor
@@ -132,8 +134,8 @@ class CurriculumCLI(LightningCLI):
 def stage_names(args: list[str]) -> list[str]:
     """Names of all stages in the config files of a command line, in order of first mention.
 
-    Raises FileNotFoundError for a missing file, ValueError for one that is no YAML mapping or whose stages are none, and
-    for an option that names a stage of none of them.
+    Raises FileNotFoundError for a missing file, ValueError for one that is no YAML mapping or whose stages are none,
+    and for an option that names a stage of none of them.
     """
     names: dict[str, None] = {}
     for path in _values(args, ("--config", "-c")):
@@ -143,7 +145,9 @@ def stage_names(args: list[str]) -> list[str]:
             raise FileNotFoundError(f"--config {path}: there is no such file") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ValueError(f"--config {path}: not a readable YAML file: {error}") from None
-        stages = ((content or {}).get("curriculum") or {}).get("stages") or {} if isinstance(content, dict | None) else None
+        stages = (
+            ((content or {}).get("curriculum") or {}).get("stages") or {} if isinstance(content, dict | None) else None
+        )
         if not isinstance(stages, dict):
             raise ValueError(f"--config {path}: expected a mapping with `curriculum: {{stages: {{name: ...}}}}`")
         names.update(dict.fromkeys(stages))
@@ -182,7 +186,9 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(2) from None
     if task == "fit":
         print_summary(curriculum.fit(), curriculum.root)
-        print(f"summary: {curriculum.root / 'summary.json'}   watch: tensorboard --logdir {curriculum.root}/tensorboard")
+        print(
+            f"summary: {curriculum.root / 'summary.json'}   watch: tensorboard --logdir {curriculum.root}/tensorboard"
+        )
     else:
         report(task, curriculum.evaluate(task), curriculum.root)
 
@@ -213,7 +219,16 @@ def report(task: str, results: dict[str, Any], root: Path) -> None:
     if task == "predict":
         for stage, judged in results.items():
             path = root / f"predictions-{stage}.jsonl"
-            rows = [{"id": j.problem.id, "question": j.problem.question, "response": j.text} for j in judged]
+            rows = [
+                {
+                    "id": j.problem.id,
+                    "question": j.problem.question,
+                    "response": j.text,
+                    "answer": j.problem.answer,
+                    "finished": j.finished,
+                }
+                for j in judged
+            ]
             path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             print(f"{len(rows)} predictions: {path}")
         return

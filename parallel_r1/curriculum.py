@@ -1,11 +1,11 @@
 """The curriculum: named stages in order, each from a model folder to a model folder.
 
-    <root>/config.yaml               the configuration as it ran
-    <root>/base/                     the start policy, tags added
-    <root>/stages/<name>/model/      the finished stage, a Hugging Face folder; the next stage starts from it
-    <root>/stages/<name>/stage.json  its record; written last, so a stage that has one is finished
-    <root>/tensorboard/<name>/       its events; the step axis goes on where the stage before stopped
-    <root>/summary.json              before and after of every finished stage
+<root>/config.yaml               the configuration as it ran
+<root>/base/                     the start policy, tags added
+<root>/stages/<name>/model/      the finished stage, a Hugging Face folder; the next stage starts from it
+<root>/stages/<name>/stage.json  its record; written last, so a stage that has one is finished
+<root>/tensorboard/<name>/       its events; the step axis goes on where the stage before stopped
+<root>/summary.json              before and after of every finished stage
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
 
 from parallel_r1.data.datamodules import ProblemDataModule
+from parallel_r1.data.overlap import stage_overlaps
 from parallel_r1.modules.base import Session, StageModule
 from parallel_r1.policy import PolicySource, export_policy, is_model_folder
 from parallel_r1.rollout.engine import RolloutEngine
@@ -34,7 +35,11 @@ _SHARED_BY_STAGES = ("self", "kwargs", "callbacks", "logger", "plugins", "strate
 _hints = get_type_hints(L.Trainer.__init__)
 TrainerOverrides = make_dataclass(
     "TrainerOverrides",
-    [(n, Optional[_hints.get(n, Any)], None) for n in signature(L.Trainer.__init__).parameters if n not in _SHARED_BY_STAGES],  # noqa: UP045
+    [
+        (n, Optional[_hints.get(n, Any)], None)  # noqa: UP045 - a type computed at run time
+        for n in signature(L.Trainer.__init__).parameters
+        if n not in _SHARED_BY_STAGES
+    ],
 )
 TrainerOverrides.__module__ = __name__
 TrainerOverrides.__doc__ = "Trainer arguments of one stage; null takes the value under `trainer`."
@@ -48,8 +53,8 @@ class Stage:
         module: what is trained: SFTModule or RLModule.
         data: what it is trained and validated on.
         trainer: Trainer arguments of this stage alone, such as max_steps.
-        init_from: where its policy comes from: `previous` (the stage before, or the base policy), `base`, the name of an
-            earlier stage, or a model folder.
+        init_from: where its policy comes from: `previous` (the stage before, or the base policy), `base`, the name of
+            an earlier stage, or a model folder.
     """
 
     module: StageModule
@@ -63,7 +68,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """What a finished stage leaves behind. before, after: held-out metrics `<tier>/<metric>`; steps: optimizer steps."""
+    """What a finished stage leaves. before, after: held-out metrics `<tier>/<metric>`; steps: optimizer steps."""
 
     name: str
     module: str
@@ -104,7 +109,9 @@ class Curriculum:
             raise ValueError("curriculum.stages is empty: give --config with at least one stage (see configs/)")
         for name in self.only or []:
             if name not in self.stages:
-                raise ValueError(f"curriculum.only: there is no stage {name!r}; the stages are {', '.join(self.stages)}")
+                raise ValueError(
+                    f"curriculum.only: there is no stage {name!r}; the stages are {', '.join(self.stages)}"
+                )
         self.source.check()
         names = list(self.stages)
         for i, (name, stage) in enumerate(self.stages.items()):
@@ -120,6 +127,15 @@ class Curriculum:
                     f"stage {name}: curriculum.stages.{name}.trainer.max_steps is {stage.trainer.max_steps}; give the "
                     "number of its optimizer steps"
                 )
+        if task == "fit":
+            self._report_overlaps()
+
+    def _report_overlaps(self) -> None:
+        """Say which stages train on what other stages are validated on."""
+        chosen = {name: self.stages[name].data for name in self.chosen("fit")}
+        trains = {name: data.split("train") for name, data in chosen.items()}
+        for line in stage_overlaps(trains, {name: data.split("val") for name, data in chosen.items()}):
+            rank_zero_info(line)
 
     def _check_start(self, init_from: str, earlier: list[str]) -> None:
         if init_from in ("previous", "base", *earlier) or is_model_folder(Path(init_from)):
@@ -165,7 +181,7 @@ class Curriculum:
         after = self._evaluate(trainer, stage)
         weights = dict(module.export_weights())  # collective: every rank takes part
         if trainer.is_global_zero:
-            export_policy(module.policy, self.folder(name) / "model", weights)
+            export_policy(module.policy, self.folder(name) / "model", weights, module.responder.prompt)
             record = StageRecord(
                 name, type(module).__name__, trainer.global_step, time.perf_counter() - start, before, after
             )
@@ -238,7 +254,9 @@ class Curriculum:
         if source not in self.stages:
             return Path(source)
         if not self.finished(source):
-            raise ValueError(f"stage {name} starts from stage {source}, which is not finished in {self.root}; run it first")
+            raise ValueError(
+                f"stage {name} starts from stage {source}, which is not finished in {self.root}; run it first"
+            )
         return self.folder(source) / "model"
 
     def _before(self, name: str) -> list[str]:

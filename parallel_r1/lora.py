@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) through peft, injected into the model in place.
 
-The model stays the Hugging Face class it was. Whoever reads its weights (engine, export) gets them merged: W + scaling *
-B A under W's own name, one tensor at a time; nobody but the trainer knows that there is an adapter.
+The model stays the Hugging Face class it was. Whoever reads its weights (engine, export) gets them merged, that is
+W + (alpha / r) B A under W's own name, one tensor at a time; nobody but the trainer knows that there is an adapter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Lora:
         if not self.target_modules:
             raise ValueError("policy.lora.target_modules is empty: name the layers to adapt, or all-linear")
         if find_spec("peft") is None:
-            raise ValueError("policy.lora needs the package peft, which is not installed: install it, or unset policy.lora")
+            raise ValueError(
+                "policy.lora needs the package peft, which is not installed: install it or unset policy.lora"
+            )
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
@@ -75,7 +77,8 @@ def merged(weights: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator[tu
         if _A in name:
             down = tensor
         elif _B in name:
-            assert waiting is not None and down is not None, f"{name} does not follow its layer's weight and its A"
+            assert waiting is not None, f"{name} does not follow its layer's weight"
+            assert down is not None, f"{name} does not follow its layer's A"
             # in float32: in bfloat16 a small delta would round away
             delta = scaling * (tensor.float() @ down.float())
             yield waiting[0], (waiting[1].float() + delta).to(waiting[1].dtype)
@@ -121,7 +124,9 @@ def save_adapter(tensors: dict[str, Tensor], lora: Lora, base: Path, folder: Pat
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """The model as it was before its adapters: the policy a stage started from."""
-    layers = [module for module in model.modules() if hasattr(module, "enable_adapters")]
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
     try:

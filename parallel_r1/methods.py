@@ -51,8 +51,8 @@ class Objective:
     Args:
         loss: `ppo` (clipped token ratio), `dapo` and `dr_grpo` (the same, other defaults), `gspo` (ratio of the whole
             response), `cispo` (truncated ratio as a weight).
-        advantage: `grpo` (against the group's mean), `rloo` (against the mean of the others), `reinforce_pp` (group mean,
-            then scaled over the batch).
+        advantage: `grpo` (against the group's mean), `rloo` (against the mean of the others), `reinforce_pp` (against
+            the group's mean, then scaled over the batch).
         std: divide advantages by the deviation of the `group` or the `batch`, or `none`.
         aggregation: `token_mean` over the whole optimizer step, `sequence_mean`, or `constant` (responses times
             `constant_length`).

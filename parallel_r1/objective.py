@@ -1,4 +1,4 @@
-"""Advantages and losses: pure functions, tensors in, tensors out. `Objective` names the choices; `methods` their papers.
+"""Advantages and losses: pure functions, tensors in, tensors out. The choices stand in `methods.Objective`.
 
 Losses return SUMS over tokens. The caller divides by a denominator of the whole optimizer step, over all micro-batches
 and ranks, so that how a step is split never changes its gradient.
@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parallel_r1.methods import Advantage, Aggregation, Kl, Loss, Mismatch, Objective, Std
-
-__all__ = ["Advantage", "Aggregation", "Kl", "Loss", "Mismatch", "Objective", "Std"]
+from parallel_r1.methods import Advantage, Aggregation, Kl, Mismatch, Objective, Std
 
 Moments = Callable[[Tensor], tuple[float, float]]
 
@@ -56,7 +54,7 @@ def advantages(
 
 
 def group_advantages(rewards: Tensor, normalize_std: bool = True, eps: float = 1e-4) -> Tensor:
-    """GRPO advantages (DeepSeekMath, arXiv 2402.03300): (r - mean) / (std + eps) inside each group. [P, G] -> [P, G]."""
+    """GRPO's (DeepSeekMath, arXiv 2402.03300): (r - mean) / (std + eps) inside each group. [P, G] -> [P, G]."""
     return advantages(rewards, "grpo", "group" if normalize_std else "none", eps=eps)
 
 
@@ -81,7 +79,7 @@ def token_logprobs(
 
 
 def log_ratios(new: Tensor, old: Tensor, response: Tensor, responses: int, sequence: bool) -> Tensor:
-    """log(new / old) of N tokens, or, with `sequence`, its mean over each token's response: GSPO (arXiv 2507.18071, eq. 7).
+    """log(new / old) of N tokens, or, with `sequence`, its mean over each token's response (GSPO, arXiv 2507.18071).
 
     new, old: [N] float32 nats; response: [N] int64 in 0 ... responses - 1. Returns [N].
     """
@@ -145,7 +143,8 @@ def token_weights(response: Tensor, responses: int, aggregation: Aggregation) ->
 def denominator(tokens: float, responses: float, aggregation: Aggregation, length: int) -> float:
     """What the sum over a whole optimizer step is divided by. tokens, responses: trained, over micro-batches and ranks.
 
-    token_mean: all tokens (DAPO, eq. 10); sequence_mean: responses (GRPO, eq. 3); constant: responses * length (Dr. GRPO).
+    token_mean: all tokens (DAPO, eq. 10); sequence_mean: responses (GRPO, eq. 3); constant: responses * length (Dr.
+    GRPO).
     """
     value = {"token_mean": tokens, "sequence_mean": responses, "constant": responses * length}[aggregation]
     return max(value, 1.0)

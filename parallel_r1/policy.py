@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from parallel_r1 import attention
+from parallel_r1.data.prompts import PROMPT_FILE, Prompt, attach_prompt, attached_prompt, read_prompt
 from parallel_r1.lora import Lora, add_adapters, merged, recorded, save_adapter
 from parallel_r1.objective import token_logprobs
 from parallel_r1.rollout.weights import full_weights
@@ -49,8 +50,8 @@ class PolicySource:
         name: a model on the Hugging Face hub, or a local model folder.
         init: builds a small model from nothing.
         dtype: of the weights in training.
-        attn_implementation: attention of transformers in training. `sdpa` suits every device; `flex_attention` needs a GPU;
-            `flash_attention_2` computes each response by itself, and no isolated paths.
+        attn_implementation: attention of transformers in training. `sdpa` suits every device; `flex_attention` needs a
+            GPU; `flash_attention_2` computes each response by itself, and no isolated paths.
         lora: train adapters of low rank instead of all weights; null trains all.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
         trust_remote_code: run code that comes with the model; off unless you trust its author.
@@ -87,18 +88,26 @@ class PolicySource:
         self.check()
         if is_model_folder(folder):
             return folder
-        if self.init is not None:
-            model, tokenizer = self.init.build(seed)
-            model = model.to(getattr(torch, self.dtype))
-        else:
-            local = Path(self.name).expanduser()
-            model, tokenizer = self._load(str(local) if local.exists() else self.name)
+        model, tokenizer, prompt = self.load(seed)
         add_tags(model, tokenizer)
-        _save(model.config, tokenizer, dict(model.state_dict()), folder, model)
+        save_folder(model, tokenizer, dict(model.state_dict()), folder, prompt)
         return folder
 
-    def _load(self, name: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    def load(self, seed: int) -> tuple[nn.Module, PreTrainedTokenizerBase, Prompt | None]:
+        """The model and the tokenizer as they are, without tags added, and the prompt that they bring along.
+
+        Raises ValueError if the model or its tokenizer cannot be loaded.
+        """
+        self.check()
+        if self.init is not None:
+            model, tokenizer = self.init.build(seed)
+            return model.to(getattr(torch, self.dtype)), tokenizer, None
+        local = Path(self.name).expanduser()
+        return self._load(str(local) if local.exists() else self.name)
+
+    def _load(self, name: str) -> tuple[nn.Module, PreTrainedTokenizerBase, Prompt | None]:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import cached_file
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=self.trust_remote_code)
@@ -107,7 +116,14 @@ class PolicySource:
             )
         except (OSError, ValueError) as error:
             raise ValueError(f"policy.name={self.name!r} could not be loaded: {error}") from error
-        return model, tokenizer
+        file = cached_file(
+            name,
+            PROMPT_FILE,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+        return model, tokenizer, read_prompt(Path(file)) if file else None
 
 
 @dataclass
@@ -149,7 +165,8 @@ class Policy:
     def score(self, pack: Pack, temperature: float = 1.0, banned: tuple[int, ...] = ()) -> TokenScores:
         """Log-probability and entropy, [N] float32 each and both differentiable, of the trained tokens of a pack.
 
-        The distribution is the one the engine sampled from: softmax(logits / temperature) without `banned` ids.
+        The distribution is the one the engine sampled from: softmax(logits / temperature) without `banned` ids (and
+        those that the pack bans at a token).
         Raises ValueError for packed responses that the model's attention cannot tell apart.
         """
         return self.model.token_scores(
@@ -157,6 +174,7 @@ class Policy:
             pack.targets,
             temperature,
             banned,
+            pack.banned,
             self.linear_head,
             input_ids=pack.tokens[None],
             position_ids=pack.positions[None],
@@ -170,7 +188,7 @@ class Policy:
             return {}
         kind = self.model.config._attn_implementation
         if kind == attention.KIND:
-            # a model that does not hand `tree` on sees nothing through this mask, and returns NaN: never silently causal
+            # a model that does not hand `tree` on sees nothing through this mask and returns NaN: never silently causal
             blind = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=pack.tokens.device)
             return {"attention_mask": blind, "tree": attention.plan_attention(pack.spans, pack.ids)}
         if kind == "flex_attention":
@@ -237,15 +255,17 @@ def load_policy(folder: Path, source: PolicySource) -> Policy:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     eos = eos_ids_of(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
-    return Policy(model, tokenizer, TagIds.from_tokenizer(tokenizer), eos, pad, Path(folder), linear_head(model), source.lora)
+    tags = TagIds.from_tokenizer(tokenizer)
+    return Policy(model, tokenizer, tags, eos, pad, Path(folder), linear_head(model), source.lora)
 
 
-def export_policy(policy: Policy, folder: Path, weights: dict[str, Tensor]) -> None:
-    """Write weights (full tensors, Hugging Face names), config and tokenizer as a model folder, atomically.
+def export_policy(policy: Policy, folder: Path, weights: dict[str, Tensor], prompt: Prompt | None = None) -> None:
+    """Write weights (full tensors, Hugging Face names), config, tokenizer and prompt as a model folder, atomically.
 
+    prompt: what the policy was trained with; None keeps that of the folder it came from, where it has one.
     Under LoRA the weights are merged ones, and the adapter goes to the folder `adapter` beside it.
     """
-    _save(policy.model.config, policy.tokenizer, weights, folder, policy.model)
+    save_folder(policy.model, policy.tokenizer, weights, folder, prompt or attached_prompt(policy.folder))
     if policy.lora is not None:
         save_adapter(policy.adapter, policy.lora, policy.folder, folder.with_name("adapter"))
 
@@ -314,18 +334,20 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
-def _save(
-    config,
+def save_folder(
+    model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     weights: dict[str, Tensor],
     folder: Path,
-    model: nn.Module,
+    prompt: Prompt | None = None,
 ) -> None:
-    """Write to a sibling folder first, then rename: whoever reads `folder` sees all of it or none."""
+    """Write a model folder: to a sibling first, then renamed, so that whoever reads `folder` sees all of it or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(folder.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)
     model.save_pretrained(draft, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(draft)
+    if prompt is not None:
+        attach_prompt(draft, prompt)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)

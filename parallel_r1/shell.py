@@ -27,6 +27,7 @@ def main(args: list[str] | None = None) -> None:
         return
     # as torchrun does: threads that spin on each other make small models many times slower on busy cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from parallel_r1.cli import main as run
 
     run(args)

@@ -3,7 +3,8 @@
     Problem -> (prompt ids) -> Rollout -> Judged -> rewards -> advantages -> Pack -> loss
 
 Suffixes used all over the package: P problems, G responses of one problem (a group), R = P * G rows, T tokens of a row,
-S responses in a pack, N trained tokens in a pack, V words of the vocabulary. Records are frozen; whoever needs a changed one makes a new one.
+S responses in a pack, N trained tokens in a pack, V words of the vocabulary. Records are frozen; whoever needs a
+changed one makes a new one.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Rollout:
     logprobs: the engine's log-probability (nats) of each sampled token under the sampling distribution; 0.0 elsewhere.
     sampled: False for context that somebody else wrote (forced prefixes, inserted tags): such tokens carry no loss.
     finished: the policy ended the response itself; False means that a limit cut it, which is no decision of the policy.
-    banned: [response tokens] the ids that could not be drawn at each token, beside those banned for the whole call: what
-    a path may not say differs from what the main text may not. Empty where no token had bans of its own. Whoever computes
-    the log-probability of a token leaves its banned ids out of the distribution.
+    banned: [response tokens] the ids that could not be drawn at each token, beside those banned for the whole call:
+    what a path may not say differs from what the main text may not. Empty where no token had bans of its own. Whoever
+    computes the log-probability of a token leaves its banned ids out of the distribution.
     cuts: paths and summaries that their budget ended: their closing tag was inserted (sampled is False there).
     """
 
@@ -97,10 +98,10 @@ class Pack:
         positions   0  1  2  3  4  3          source      2  3  2   (logits of c predict d and f)
         branch     -1 -1 -1  0  0  1          response    0  0  1
 
-    tokens, positions: [T] int64. ids, spans: who sees whom (`structure.tree`). source, targets: [N] int64, the index whose
-    logits predict a trained token, and that token. response: [N] int64, its response in 0 ... S - 1. kind: [N] int64, an
-    index into `SEGMENT_KINDS`. engine_logprobs: [N] float32 nats. advantages: [S] float32. banned: [N, B] int64, ids that
-    could not be drawn at that token (`Rollout.banned`), filled up with -1; None where no token had any.
+    tokens, positions: [T] int64. ids, spans: who sees whom (`structure.tree`). source, targets: [N] int64, the index
+    whose logits predict a trained token, and that token. response: [N] int64, its response in 0 ... S - 1. kind: [N]
+    int64, an index into `SEGMENT_KINDS`. engine_logprobs: [N] float32 nats. advantages: [S] float32. banned: [N, B]
+    int64, ids that could not be drawn at that token (`Rollout.banned`), filled up with -1; None where no token had any.
     """
 
     tokens: Tensor

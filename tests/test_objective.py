@@ -10,7 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallel_r1.objective import group_advantages, policy_loss, sft_loss, token_logprobs
+from parallel_r1.methods import Objective
+from parallel_r1.objective import (
+    Surrogate,
+    advantages,
+    denominator,
+    group_advantages,
+    kl_estimate,
+    log_ratios,
+    mismatch_correction,
+    policy_loss,
+    sft_loss,
+    surrogate,
+    token_logprobs,
+    token_weights,
+)
 
 LOW, HIGH = 0.2, 0.28
 
@@ -202,3 +216,189 @@ def test_means_of_unequal_pieces_would_not_do() -> None:
         step.gradient([part], supervised=False) * (trained / step.mask[part].sum()) / len(halves) for part in halves
     )
     assert (averaged - whole).abs().max() > 0.01
+
+
+# --------------------------------------------------------------------------- the whole family, on 2 x 3 examples
+
+REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.2, 1.0, -1.0]])
+CENTRED = torch.tensor([[4 / 3, -2 / 3, -2 / 3], [0.8, 0.6, -1.4]])
+
+
+def test_rloo_by_hand() -> None:
+    # each reward minus the mean of the other two: 1 - (-1), -1 - 0, -1 - 0; 1.2 - 0, 1 - 0.1, -1 - 1.1
+    expected = torch.tensor([[2.0, -1.0, -1.0], [1.2, 0.9, -2.1]])
+    torch.testing.assert_close(advantages(REWARDS, "rloo", "none"), expected)
+
+
+def test_reinforce_pp_by_hand() -> None:
+    # centred values sum to 0; squares 16/9 + 4/9 + 4/9 + 0.64 + 0.36 + 1.96 = 5.626667; / 5 = 1.125333, root 1.060817
+    torch.testing.assert_close(advantages(REWARDS, "reinforce_pp", "batch"), CENTRED / (1.060817 + 1e-4))
+
+
+def test_batch_deviation_by_hand() -> None:
+    # rewards 1, -1, -1, 1.2, 1, -1: mean 0.2/6, squares 6.44 - 6 * (0.2/6)^2 = 6.433333; / 5 = 1.286667, root 1.134313
+    torch.testing.assert_close(advantages(REWARDS, "grpo", "batch"), CENTRED / (1.134313 + 1e-4))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("std", ["group", "batch", "none"])
+def test_no_contrast_no_advantage_whatever_the_method(kind: str, std: str) -> None:
+    for rewards in (torch.full((2, 3), 0.1), torch.tensor([[1.0], [-1.0]]), torch.full((1, 7), -1.2)):
+        assert torch.equal(advantages(rewards, kind, std), torch.zeros_like(rewards))
+    mixed = torch.cat([REWARDS, torch.full((1, 3), -1.2)])
+    assert torch.equal(advantages(mixed, kind, std)[2], torch.zeros(3))
+
+
+# two responses of three tokens; ratios as in the tests above
+RATIO = torch.tensor([1.0, 1.5, 0.5, 1.0, 1.5, 0.5])
+ADVANTAGE = torch.tensor([1.0, 1.0, 1.0, -2.0, -2.0, -2.0])
+RESPONSE = torch.tensor([0, 0, 0, 1, 1, 1])
+OLD = torch.full((6,), -1.0)
+
+
+def loss_of(**settings_: object) -> tuple[Surrogate, Tensor]:
+    new = (OLD + RATIO.log()).requires_grad_()
+    objective = Objective(**settings_).settled(16)
+    log_ratio = log_ratios(new, OLD, RESPONSE, 2, sequence=objective.loss == "gspo")
+    out = surrogate(log_ratio, new, ADVANTAGE, objective)
+    out.value.sum().backward()
+    return out, new.grad
+
+
+@pytest.mark.parametrize("loss", ["ppo", "dapo", "dr_grpo"])
+def test_clipped_losses_by_hand(loss: str) -> None:
+    cap = 1.28 if loss == "dapo" else 1.2
+    out, _ = loss_of(loss=loss)
+    torch.testing.assert_close(out.value, torch.tensor([-1.0, -cap, -0.5, 2.0, 3.0, 1.6]))
+    assert out.low.tolist() == [False] * 5 + [True]
+    assert out.high.tolist() == [False, True, False, False, False, False]
+
+
+def test_dual_clip_by_hand() -> None:
+    # A = -2: gains -2, -3, -1.6 may not fall below 1.25 * -2
+    out, grad = loss_of(dual_clip=1.25)
+    torch.testing.assert_close(out.value, torch.tensor([-1.0, -1.2, -0.5, 2.0, 2.5, 1.6]))
+    assert grad[4] == 0
+
+
+def test_gspo_by_hand() -> None:
+    # both responses: mean log ratio (0 + ln 1.5 + ln 0.5) / 3 = ln(0.75) / 3, ratio 0.75^(1/3) = 0.908560
+    s = 0.75 ** (1 / 3)
+    out, grad = loss_of(loss="gspo", clip_low=0.05, clip_high=0.05)
+    # A = 1: min(s, 0.95) = s; A = -2: min(-2 s, -1.9) = -1.9, clipped
+    torch.testing.assert_close(out.value, torch.tensor([-s] * 3 + [1.9] * 3))
+    # each of three tokens carries -s, whose gradient by one log p is s / 3
+    torch.testing.assert_close(grad, torch.tensor([-s] * 3 + [0.0] * 3))
+    assert out.low.tolist() == [False] * 3 + [True] * 3
+
+
+def test_cispo_by_hand() -> None:
+    out, grad = loss_of(loss="cispo", clip_high=0.28)
+    # -min(rho, 1.28) A log p, and the gradient leaves the weight alone
+    weight = torch.tensor([1.0, 1.28, 0.5, 1.0, 1.28, 0.5])
+    torch.testing.assert_close(out.value, -weight * ADVANTAGE * (OLD + RATIO.log()))
+    torch.testing.assert_close(grad, -weight * ADVANTAGE)
+    assert out.high.tolist() == [False, True, False, False, True, False]
+
+
+def test_kl_estimators_by_hand() -> None:
+    new, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])  # d = 0.5, -1
+    torch.testing.assert_close(kl_estimate(new, reference, "k1"), torch.tensor([0.5, -1.0]))
+    torch.testing.assert_close(kl_estimate(new, reference, "k2"), torch.tensor([0.125, 0.5]))
+    k3 = torch.tensor([math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0])
+    torch.testing.assert_close(kl_estimate(new, reference, "k3"), k3)
+
+
+def test_weights_and_denominators_by_hand() -> None:
+    response = torch.tensor([0, 0, 0, 2])  # response 1 has no trained token
+    assert token_weights(response, 3, "token_mean").tolist() == [1, 1, 1, 1]
+    torch.testing.assert_close(token_weights(response, 3, "sequence_mean"), torch.tensor([1 / 3, 1 / 3, 1 / 3, 1.0]))
+    assert token_weights(response, 3, "constant").tolist() == [1, 1, 1, 1]
+    assert [denominator(40, 3, a, 100) for a in ("token_mean", "sequence_mean", "constant")] == [40, 3, 300]
+    assert denominator(0, 0, "constant", 100) == 1
+
+
+def test_mismatch_corrections_by_hand() -> None:
+    trainer = torch.tensor([0.0, 0.0, 0.0, 0.0])
+    engine = -torch.tensor([1.0, 3.0, 0.25, 1.5]).log()  # ratios 1, 3, 0.25, 1.5; responses 0: 1 * 3, 1: 0.25 * 1.5
+    response = torch.tensor([0, 0, 1, 1])
+
+    def weights(kind: str) -> tuple[list[float], list[bool]]:
+        out = mismatch_correction(trainer, engine, response, 2, kind, 0.5, 2.0)
+        assert not out.weight.requires_grad
+        return [round(w, 5) for w in out.weight.tolist()], out.masked.tolist()
+
+    assert weights("none") == ([1, 1, 1, 1], [False] * 4)
+    assert weights("token_truncate") == ([1, 2, 0.25, 1.5], [False] * 4)
+    assert weights("token_mask") == ([1, 0, 0, 1.5], [False, True, True, False])
+    assert weights("sequence_truncate") == ([2, 2, 0.375, 0.375], [False] * 4)
+    assert weights("sequence_mask") == ([0, 0, 0, 0], [True] * 4)
+    ratio = mismatch_correction(trainer, engine, response, 2, "token_mask", 0.5, 2.0).ratio
+    torch.testing.assert_close(ratio, torch.tensor([1.0, 3.0, 0.25, 1.5]))  # before any bound
+
+
+# --------------------------------------------------------------------------- TRL's formulas, derived again
+
+
+def trl_loss(
+    new: Tensor, old: Tensor, reference: Tensor, advantage: Tensor, mask: Tensor, kind: str, level: str, beta: float
+) -> Tensor:
+    """GRPOTrainer's loss as its documentation states it, on padded rows [R, T], with clip bounds 0.2 and 0.28.
+
+    kind: grpo (mean over each row, then over rows), bnpo (mean over tokens), dr_grpo (rows times a constant of 10),
+    cispo (detached ratio, capped at 1.28). level: importance sampling by token or by sequence.
+    """
+    log_ratio = new - old
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1))[:, None]
+    coef = torch.exp(log_ratio)
+    a = advantage[:, None]
+    if kind == "cispo":
+        loss = -torch.clamp(coef, max=1.28).detach() * a * new
+    else:
+        loss = -torch.min(coef * a, torch.clamp(coef, 0.8, 1.28) * a)
+    if beta:
+        loss = loss + beta * (torch.exp(reference - new) - (reference - new) - 1)
+    loss = loss.expand_as(mask) * mask
+    if kind == "grpo":
+        return (loss.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+    if kind == "dr_grpo":
+        return loss.sum() / (mask.shape[0] * 10)
+    return loss.sum() / mask.sum()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("kind", "level", "ours"),
+    [
+        ("grpo", "token", {"loss": "ppo", "aggregation": "sequence_mean"}),
+        ("bnpo", "token", {"loss": "dapo"}),
+        ("dr_grpo", "token", {"loss": "dr_grpo", "constant_length": 10}),
+        ("grpo", "sequence", {"loss": "gspo"}),
+        ("cispo", "token", {"loss": "cispo"}),
+    ],
+)
+def test_equal_to_trl(kind: str, level: str, ours: dict, beta: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    new, old, reference = (-torch.rand(4, 6, generator=generator, dtype=torch.float64) * 3 for _ in range(3))
+    old = new + 0.4 * torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    advantage = torch.randn(4, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 6, generator=generator) > 0.3
+    mask[:, 0] = True  # no empty row
+    a, b = new.clone().requires_grad_(), new.clone().requires_grad_()
+    theirs = trl_loss(a, old, reference, advantage, mask.double(), kind, level, beta)
+
+    objective = Objective(**{"clip_low": 0.2, "clip_high": 0.28, **ours}).settled(10)
+    response = mask.nonzero()[:, 0]
+    log_ratio = log_ratios(b[mask], old[mask], response, 4, sequence=objective.loss == "gspo")
+    value = surrogate(log_ratio, b[mask], advantage[response], objective).value
+    value = value + beta * kl_estimate(b[mask], reference[mask], "k3")
+    weights = token_weights(response, 4, objective.aggregation)
+    mine = (value * weights).sum() / denominator(
+        float(mask.sum()), 4.0, objective.aggregation, objective.constant_length
+    )
+
+    theirs.backward()
+    mine.backward()
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(b.grad, a.grad, rtol=1e-6, atol=1e-8)

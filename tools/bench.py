@@ -29,7 +29,10 @@ VARIANTS = {"packed": "sdpa", "packed_flex": "flex_attention", "padded": "sdpa"}
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a token budget of a forward pass. size: (layers, hidden, intermediate, heads, key-value heads, head)."""
+    """A model and a token budget of a forward pass.
+
+    size: layers, hidden, intermediate, heads, key-value heads, width of a head.
+    """
 
     size: tuple[int, int, int, int, int, int]
     vocabulary: int
@@ -53,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     update.add_argument("--problems", type=int, default=1, help="groups in the update (default 1)")
     update.add_argument("--group-size", type=int, default=8)
     update.add_argument("--prompt", type=int, default=300, help="prompt tokens")
-    update.add_argument("--response", type=int, nargs=2, default=[50, 600], help="shortest and longest response, tokens")
+    update.add_argument(
+        "--response", type=int, nargs=2, default=[50, 600], help="shortest and longest response, tokens"
+    )
     update.add_argument("--max-tokens", type=int, help="token budget of a forward pass (default: the case's own)")
     update.add_argument("--structure", choices=["seen", "unseen"], default="seen")
     update.add_argument("--gradient-checkpointing", action="store_true")

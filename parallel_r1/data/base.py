@@ -14,7 +14,9 @@ from typing import Any, Literal
 from lightning import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
+from parallel_r1.data.difficulty import read_solve_rates, within
 from parallel_r1.data.order import hold_out, index_at, share
+from parallel_r1.data.overlap import check_sets, overlap_lines, read_benchmark, without
 from parallel_r1.data.sources import Report
 from parallel_r1.types import Problem
 
@@ -45,6 +47,10 @@ class ProblemDataModule(LightningDataModule, ABC):
         val_size: int | None = None,
         val_batch_size: int = 64,
         max_prompt_chars: int | None = None,
+        solve_rate: tuple[float, float] | None = None,
+        solve_rate_file: str | None = None,
+        benchmarks: dict[str, str | None] | None = None,
+        drop_contaminated: bool = False,
     ) -> None:
         """Reads nothing yet.
 
@@ -56,6 +62,12 @@ class ProblemDataModule(LightningDataModule, ABC):
             val_batch_size: Problems of one validation, test or prediction batch, over all ranks.
             max_prompt_chars: Longest question to train on, in characters; others are left out and counted. Problems of
                 an evaluation set are never left out.
+            solve_rate: Train on problems whose solve rate lies within [lowest, highest], ends included; others, and
+                problems without a rate, are left out and counted. Null: on all.
+            solve_rate_file: The measured rates: the `solve_rates.jsonl` of `tools/generate_traces.py`.
+            benchmarks: Evaluation sets whose problems are looked for in the training problems at the start: a path, or
+                null for the hub home, by tier, as in `Benchmark`.
+            drop_contaminated: Leave problems of these benchmarks out of training; else they are only counted.
         """
         super().__init__()
         for name, value, least in (
@@ -66,6 +78,17 @@ class ProblemDataModule(LightningDataModule, ABC):
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name} is {value}; give {least} or more")
+        if (solve_rate is None) != (solve_rate_file is None):
+            raise ValueError("give solve_rate (as [0.2, 0.8]) and solve_rate_file together, or neither")
+        if solve_rate is not None and not 0 <= solve_rate[0] <= solve_rate[1] <= 1:
+            raise ValueError(f"solve_rate is {list(solve_rate)}; give two shares of 0 to 1, the lowest first")
+        if drop_contaminated and not benchmarks:
+            raise ValueError("drop_contaminated needs benchmarks to look for; name some, as in {aime24: null}")
+        check_sets(benchmarks or {}, "benchmarks")
+        self.solve_rate = solve_rate
+        self.solve_rate_file = solve_rate_file
+        self.benchmarks = dict(benchmarks or {})
+        self.drop_contaminated = drop_contaminated
         self.batch_size = batch_size
         self.val_size = val_size
         self.val_batch_size = val_batch_size
@@ -75,6 +98,7 @@ class ProblemDataModule(LightningDataModule, ABC):
         self._seed = seed
         self._found: dict[Split, list[Problem]] = {}
         self._splits: dict[Split, list[Problem]] = {}
+        self._compared = False
 
     @abstractmethod
     def problems(self, split: Split) -> list[Problem]:
@@ -96,6 +120,10 @@ class ProblemDataModule(LightningDataModule, ABC):
         """
         for name in _SPLITS_OF[stage]:
             self.split(name)
+        if stage == "fit" and not self._compared:
+            self._compared = True
+            for line in overlap_lines(self.split("train"), {"validation": self.split("val")}):
+                self.say(line)
 
     def setup(self, stage: str) -> None:
         self.check(stage)
@@ -145,6 +173,10 @@ class ProblemDataModule(LightningDataModule, ABC):
         self.reports.append(report)
         rank_zero_info(str(report))
 
+    def say(self, what: str) -> None:
+        """Tell the user something about this data (on rank 0)."""
+        rank_zero_info(f"{type(self).__name__}: {what}")
+
     def _source(self, name: Split) -> list[Problem]:
         if name not in self._found:
             self._found[name] = self.problems(name)
@@ -168,11 +200,37 @@ class ProblemDataModule(LightningDataModule, ABC):
         val, everything = {problem.id for problem in self.split("val")}, self._source("train")
         train = [problem for problem in everything if problem.id not in val]
         if len(train) < len(everything) and self._source("val"):
-            rank_zero_info(
-                f"{type(self).__name__}: {len(everything) - len(train):,} of {len(everything):,} training problems are "
-                "also validation problems, and are left out of training"
+            self.say(
+                f"{len(everything) - len(train):,} of {len(everything):,} training problems are also validation "
+                "problems, and are left out of training"
             )
-        return train
+        return self._without_benchmarks(self._within_band(train))
+
+    def _within_band(self, train: list[Problem]) -> list[Problem]:
+        if self.solve_rate is None:
+            return train
+        low, high = self.solve_rate
+        kept, outside, unknown = within(train, read_solve_rates(self.solve_rate_file), low, high)
+        self.say(
+            f"{len(kept):,} of {len(train):,} training problems have a solve rate within [{low:g}, {high:g}]; "
+            f"{outside:,} lie outside, {unknown:,} were not measured"
+        )
+        if not kept:
+            raise ValueError(
+                f"{type(self).__name__}: no training problem has a solve rate within solve_rate={[low, high]} in "
+                f"{self.solve_rate_file}; widen solve_rate, or measure these problems with tools/generate_traces.py"
+            )
+        return kept
+
+    def _without_benchmarks(self, train: list[Problem]) -> list[Problem]:
+        sets = {tier: read_benchmark(tier, place)[0] for tier, place in self.benchmarks.items()}
+        for line in overlap_lines(train, sets, all_of_them=True):
+            self.say(f"benchmark {line}")
+        if not self.drop_contaminated:
+            return train
+        clean = without(train, [problem for problems in sets.values() for problem in problems])
+        self.say(f"{len(train) - len(clean):,} of {len(train):,} training problems stand in a benchmark: left out")
+        return clean
 
 
 class TrainBatches:

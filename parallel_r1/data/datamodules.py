@@ -9,6 +9,7 @@ from typing import Any
 from parallel_r1.data import sources
 from parallel_r1.data.base import ProblemDataModule, Split
 from parallel_r1.data.order import index_at, mixed_counts, shuffled
+from parallel_r1.data.overlap import check_sets, read_benchmark
 from parallel_r1.data.reading import Row, is_file, read_rows
 from parallel_r1.types import Problem
 
@@ -225,11 +226,7 @@ class Benchmark(ProblemDataModule):
         super().__init__(**kwargs)
         if not sets:
             raise ValueError("Benchmark: sets is empty; name at least one, as in {aime24: null}")
-        if homeless := [tier for tier, place in sets.items() if not place and tier not in sources.BENCHMARK_HOMES]:
-            raise ValueError(
-                f"Benchmark: no known home of {homeless}; give a path, or name one of "
-                f"{', '.join(sources.BENCHMARK_HOMES)}"
-            )
+        check_sets(sets, "Benchmark")
         self.sets = dict(sets)
 
     def problems(self, split: Split) -> list[Problem]:
@@ -238,10 +235,7 @@ class Benchmark(ProblemDataModule):
         return [problem for tier, place in self.sets.items() for problem in self._read(tier, place)]
 
     def _read(self, tier: str, place: str | None) -> list[Problem]:
-        home, config = sources.BENCHMARK_HOMES.get(tier, ("", None))
-        rows = read_rows(place or home, "test", None if place else config)
-        adapter = sources.gsm8k if tier == "gsm8k" else sources.benchmark
-        problems, report = sources.collect(f"{tier} ({place or home})", rows, adapter, tier)
+        problems, report = read_benchmark(tier, place)
         self.account(report)
         return problems
 

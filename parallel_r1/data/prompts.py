@@ -1,15 +1,88 @@
-"""Templates around a problem, and the token ids a model is prompted with. Strings and ids only, no torch."""
+"""Templates around a problem, and the token ids a model is prompted with. Strings and ids only, no torch.
+
+A model answers as it was trained only to the prompt it was trained with, so the template travels inside the model
+folder (`parallel_r1.json`): evaluation and prediction then use the right one without being told.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from parallel_r1.structure.grammar import TAGS, Structure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARKER = "{problem}"
+PROMPT_FILE = "parallel_r1.json"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A template and what it was made for, as a model folder keeps it.
+
+    name: of a template that comes with the package, or of the user's file; for people only.
+    text: holds `{problem}` once. structure: of the responses that the model learnt to give to it.
+    """
+
+    name: str
+    text: str
+    structure: Structure
+
+    @property
+    def names_tags(self) -> bool:
+        """Whether the instruction speaks of the control tags."""
+        return any(tag in self.text for tag in TAGS)
+
+
+def named_prompt(name_or_path: str | Path, structure: Structure) -> Prompt:
+    """The prompt of a template; raises what `load_template` raises."""
+    return Prompt(Path(name_or_path).name, load_template(name_or_path), structure)
+
+
+def attach_prompt(folder: Path, prompt: Prompt) -> None:
+    """Write the prompt into a model folder, in place of the one there."""
+    (folder / PROMPT_FILE).write_text(json.dumps({"prompt": asdict(prompt)}, indent=2) + "\n", encoding="utf-8")
+
+
+def attached_prompt(folder: Path) -> Prompt | None:
+    """The prompt that a model folder brings along, or None. Raises ValueError for a file that cannot be read."""
+    file = Path(folder) / PROMPT_FILE
+    return read_prompt(file) if file.is_file() else None
+
+
+def read_prompt(file: Path) -> Prompt:
+    """The prompt in a `parallel_r1.json`. Raises ValueError, naming the file, for anything else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["prompt"]
+        prompt = Prompt(*(found[key] for key in ("name", "text", "structure")))
+        if not isinstance(prompt.name, str) or prompt.structure not in get_args(Structure):
+            raise ValueError(f"structure is {prompt.structure!r}, name is {prompt.name!r}")
+        _split(prompt.text, "its text")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{file}: not a prompt that an export wrote ({type(error).__name__}: {error}); name a template instead "
+            f"(generation.prompt), or write {{'prompt': {{'name', 'text', 'structure'}}}} there"
+        ) from None
+    return prompt
+
+
+def choose_prompt(name_or_path: str | Path | None, structure: Structure, folder: Path) -> Prompt:
+    """The prompt named, else the one that the model folder brings, else the shipped one for the structure.
+
+    A sequential stage, which never samples the tags, never takes an instruction to write them from a folder.
+    Raises what `load_template` and `attached_prompt` raise.
+    """
+    if name_or_path is not None:
+        return named_prompt(name_or_path, structure)
+    attached = attached_prompt(folder)
+    if attached is not None and not (structure == "sequential" and attached.names_tags):
+        return Prompt(attached.name, attached.text, structure)
+    return named_prompt("sequential" if structure == "sequential" else "parallel", structure)
 
 
 def template_names() -> list[str]:

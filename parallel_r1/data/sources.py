@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from parallel_r1.data.reading import Row, read_rows  # noqa: F401 - `read_rows` belongs to this interface
 from parallel_r1.structure import grammar
@@ -283,18 +284,30 @@ class Overlap:
 
 def contamination(train: Iterable[Problem], benchmark: Iterable[Problem]) -> dict[str, Overlap]:
     """How much of each tier of a benchmark is in a training set; tiers without any are in the result too."""
-    known: set[str] = set()
-    answers: dict[str, list[str]] = {}
-    for problem in train:
-        known.add(problem.id)
-        answers.setdefault(_bare(problem.question), []).append(problem.answer)
+    known = Known(train)
     found: dict[str, Overlap] = {}
     for problem in benchmark:
-        same = problem.id in known
-        similar = not same and any(_same_answer(a, problem.answer) for a in answers.get(_bare(problem.question), ()))
-        before = found.get(problem.tier, Overlap())
-        found[problem.tier] = Overlap(before.same + same, before.similar + similar)
+        kind, before = known.kind(problem), found.get(problem.tier, Overlap())
+        found[problem.tier] = Overlap(before.same + (kind == "same"), before.similar + (kind == "similar"))
     return found
+
+
+class Known:
+    """A set of problems to look others up in."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self._ids: set[str] = set()
+        self._answers: dict[str, list[str]] = {}
+        for problem in problems:
+            self._ids.add(problem.id)
+            self._answers.setdefault(_bare(problem.question), []).append(problem.answer)
+
+    def kind(self, problem: Problem) -> Literal["same", "similar"] | None:
+        """How the set holds a problem, in the words of `Overlap`; None if it does not."""
+        if problem.id in self._ids:
+            return "same"
+        answers = self._answers.get(_bare(problem.question), ())
+        return "similar" if any(_same_answer(answer, problem.answer) for answer in answers) else None
 
 
 # LaTeX that changes the looks of a formula, not its meaning. Other commands (`\sin`) count as letters.

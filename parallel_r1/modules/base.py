@@ -115,10 +115,6 @@ class StageModule(L.LightningModule):
         """Raise ValueError for settings that can never work. Loads no model."""
         self.generation.check()
         self.schedule.check()
-        if self.generation.structure == "unseen":
-            raise ValueError(
-                "generation.structure=unseen: exact rollouts of isolated paths are not available yet; use seen or sequential"
-            )
         if self.max_tokens_per_micro_batch < 1:
             raise ValueError(
                 f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch}: give a number of tokens above 0"
@@ -140,7 +136,7 @@ class StageModule(L.LightningModule):
         self.responder = Responder(self.policy, self.session.engine, self.generation, self.session.seed)
 
     def _start_engine(self) -> None:
-        self.session.engine.start(self.session.folder)
+        self.session.engine.start(self.session.folder, self.generation.branching)
 
     def on_fit_start(self) -> None:
         self._start_engine()
@@ -165,7 +161,8 @@ class StageModule(L.LightningModule):
         parts = packs(rows, self.max_tokens_per_micro_batch, self.policy.can_pack)
         wanted = int(self.over_ranks(torch.tensor(float(max(len(parts), least))), "max"))
         parts = parts + [[]] * (wanted - len(parts))
-        return [collate_pack(p, self.policy.tags, self.generation.structure, device=self.device) for p in parts]
+        tags, kind, scheme = self.policy.tags, self.generation.structure, self.generation.positions
+        return [collate_pack(p, tags, kind, scheme, device=self.device) for p in parts]
 
     def share(self) -> tuple[int, int]:
         """(rank, ranks): which part of a global batch is here."""
@@ -187,7 +184,7 @@ class StageModule(L.LightningModule):
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def backward_sum(self, loss_sum: Tensor, denominator: float) -> None:
-        """Backward of a sum normalised over all ranks: DDP and FSDP average gradients, so the rank count comes back in."""
+        """Backward of a sum normalised over all ranks. DDP and FSDP average gradients: the rank count comes back in."""
         self.manual_backward(loss_sum * (self.trainer.world_size / denominator))
 
     def peak_memory_gb(self) -> float:

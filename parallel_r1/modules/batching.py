@@ -143,12 +143,12 @@ def collate_pack(
     positions: Positions = "longest",
     device: torch.device | str = "cpu",
 ) -> Pack:
-    """One row of trees with everything the loss needs to know about each trained token. An empty pack trains nothing."""
+    """One row of trees, and what the loss needs to know about each trained token. An empty pack trains nothing."""
     tokens: list[int] = []
     place: list[int] = []
     tree, branch, block, path = [], [], [], []
     spans: list[Span] = []
-    source, targets, response, kind, engine, advantages = [], [], [], [], [], []
+    source, targets, response, kind, engine, bans, advantages = [], [], [], [], [], [], []
     for t, rows in enumerate(pack or [[EMPTY_ROW]]):
         prompt = rows[0].rollout.prompt_ids
         trunk, trunk_end = len(tokens), len(tokens) + len(prompt)
@@ -175,9 +175,10 @@ def collate_pack(
                 response.append(s)
                 kind.append(kinds[i])
                 engine.append(rollout.logprobs[i])
+                bans.append(rollout.banned[i] if rollout.banned else ())
             advantages.append(row.advantage)
 
-    def ints(values: Sequence[int]) -> torch.Tensor:
+    def ints(values: Sequence) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     def floats(values: Sequence[float]) -> torch.Tensor:
@@ -185,9 +186,11 @@ def collate_pack(
 
     ids = TreeIds(ints(tree), ints(branch), ints(block), ints(path))
     known = tuple(span for span in spans if span.queries)
+    widest = max(map(len, bans), default=0)
+    banned = ints([[*ids_, *[-1] * (widest - len(ids_))] for ids_ in bans]) if widest else None
     return Pack(
         ints(tokens), ints(place), ids, known, ints(source), ints(targets), ints(response), ints(kind), floats(engine),
-        floats(advantages),
+        floats(advantages), banned,
     )  # fmt: skip
 
 

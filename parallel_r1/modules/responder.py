@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parallel_r1.data.prompts import encode_prompt, load_template
+from parallel_r1.data.prompts import choose_prompt, encode_prompt, load_template
 from parallel_r1.policy import Policy
 from parallel_r1.reward.grading import grade
-from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, request_seed
+from parallel_r1.rollout.engine import Branching, Request, RolloutEngine, Sampling, request_seed
 from parallel_r1.structure.grammar import Structure, parse
+from parallel_r1.structure.layout import Positions
 from parallel_r1.structure.tokens import token_counts
 from parallel_r1.types import Judged, Problem, Rollout
 
@@ -25,24 +26,73 @@ class Generation:
     Args:
         structure: `seen` (one causal stream that may hold blocks), `unseen` (isolated paths) or `sequential` (the tags
             are never sampled).
-        prompt: the instruction around a problem: `parallel`, `sequential`, `plain`, or a text file with one `{problem}`.
+        prompt: the instruction around a problem: `parallel`, `sequential`, `plain`, or a text file with one
+            `{problem}`; null takes the one in the model folder that the stage starts from, else that of the structure.
         max_tokens: limit of a response in tokens.
         temperature: of sampling, in training and in evaluation.
+        positions: `unseen`: where the text after a block stands: `longest` goes on from the longest path, `index` at
+            the token's own index, which needs no model class of its own in vLLM.
+        paths: `unseen`: paths of a block, or [fewest, most] to draw the number for each block.
+        max_blocks: `unseen`: blocks a response may open; after them `<Parallel>` is not sampled any more.
+        max_path_tokens: `unseen`: sampled tokens of one path, its closing tag included; a path cut there is closed by
+            force. null: an equal share of what is left of max_tokens.
+        max_summary_tokens: `unseen`: the same for one summary; null: what is left of max_tokens.
+        path_index: `unseen`: write the number of a path after its `<Path>`, as demonstrations that number theirs do.
     """
 
     structure: Structure = "seen"
-    prompt: str = "parallel"
+    prompt: str | None = None
     max_tokens: int = 1024
     temperature: float = 1.0
+    positions: Positions = "longest"
+    paths: int | list[int] = 2
+    max_blocks: int = 4
+    max_path_tokens: int | None = None
+    max_summary_tokens: int | None = None
+    path_index: bool = False
+
+    @property
+    def branching(self) -> Positions | None:
+        """What an engine has to be started for: a scheme of positions for isolated paths, None for plain text."""
+        return self.positions if self.structure == "unseen" else None
+
+    @property
+    def path_range(self) -> tuple[int, int]:
+        """The fewest and the most paths of a block."""
+        return (self.paths, self.paths) if isinstance(self.paths, int) else (self.paths[0], self.paths[-1])
 
     def check(self) -> None:
         """Raise ValueError for settings that can never work."""
-        load_template(self.prompt)
+        if self.prompt is not None:
+            load_template(self.prompt)
         if self.max_tokens < 1:
             raise ValueError(f"generation.max_tokens={self.max_tokens}: a response needs at least one token")
         if self.temperature <= 0:
             raise ValueError(
                 f"generation.temperature={self.temperature}: training samples, so it must be above 0 (1.0 is standard)"
+            )
+        if self.structure == "unseen":
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        fewest, most = self.path_range
+        if (not isinstance(self.paths, int) and len(self.paths) != 2) or not 2 <= fewest <= most:
+            raise ValueError(f"generation.paths={self.paths}: give a number from 2 on, or [fewest, most]")
+        if self.max_blocks < 1:
+            raise ValueError(
+                f"generation.max_blocks={self.max_blocks}: give 1 or more; for no blocks choose structure: sequential"
+            )
+        for name in ("max_path_tokens", "max_summary_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"generation.{name}={value}: give 1 or more, or null for what is left")
+        # each path has an opening tag and may need an inserted closing one; five tags more make the block
+        block = most * (2 + (self.max_path_tokens or 1)) + (self.max_summary_tokens or 1) + 5
+        if block > self.max_tokens:
+            raise ValueError(
+                f"generation.max_tokens={self.max_tokens}: one block of {most} paths with max_path_tokens="
+                f"{self.max_path_tokens} and max_summary_tokens={self.max_summary_tokens} takes up to {block} tokens: "
+                "lower those budgets, which could never be used up, or raise max_tokens"
             )
 
 
@@ -52,7 +102,7 @@ class Responder:
     def __init__(self, policy: Policy, engine: RolloutEngine, generation: Generation, seed: int) -> None:
         self.policy, self.engine, self.generation, self.seed = policy, engine, generation, seed
         self.weights_changed = True
-        self._template = load_template(generation.prompt)
+        self.prompt = choose_prompt(generation.prompt, generation.structure, policy.folder)
         self._prompts: dict[str, tuple[int, ...]] = {}
 
     def banned(self, mode: Mode = "free") -> tuple[int, ...]:
@@ -72,7 +122,7 @@ class Responder:
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem, encoded once."""
         if problem.id not in self._prompts:
-            self._prompts[problem.id] = encode_prompt(self.policy.tokenizer, self._template, problem.question)
+            self._prompts[problem.id] = encode_prompt(self.policy.tokenizer, self.prompt.text, problem.question)
         return self._prompts[problem.id]
 
     def respond(
@@ -106,10 +156,28 @@ class Responder:
             for g in range(group_size)
         ]
         heat = self.generation.temperature if temperature is None else temperature
-        return self.engine.generate(requests, Sampling(heat, self.policy.eos_ids, self.banned(mode)))
+        sampling = Sampling(heat, self.policy.eos_ids, self.banned(mode))
+        if self.generation.structure == "unseen":
+            return self.engine.generate_branching(requests, sampling, self.plan(mode))
+        return self.engine.generate(requests, sampling)
+
+    def plan(self, mode: Mode = "free") -> Branching:
+        """How responses branch in the `unseen` structure; mode `sequential` leaves no block to open."""
+        generation = self.generation
+        most = generation.path_range[1]
+        numbers = [f" {i + 1}" for i in range(most)] if generation.path_index else []
+        return Branching(
+            self.policy.tags,
+            generation.positions,
+            generation.path_range,
+            0 if mode == "sequential" else generation.max_blocks,
+            generation.max_path_tokens,
+            generation.max_summary_tokens,
+            tuple(tuple(self.policy.tokenizer(text, add_special_tokens=False).input_ids) for text in numbers),
+        )
 
     def judge(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[Judged]:
-        """Judge one rollout a problem (repeat a problem for each response of its group). A cut response is never right."""
+        """Judge one rollout a problem (a problem is repeated for each response). A cut response is never right."""
         texts = [self.policy.decode(r.response_ids) for r in rollouts]
         verdicts = grade([(problem.answer, text) for problem, text in zip(problems, texts, strict=True)])
         judged = []

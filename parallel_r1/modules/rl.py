@@ -118,7 +118,7 @@ class RLModule(StageModule):
         self.guard(done.get("rollout_logprob_gap/max", 0.0))
 
     def roll_out(self, problems: list[Problem], iteration: int, objective: Objective, first: int = 0) -> Experience:
-        """Sample, judge and reward a group a problem. first: index of the first problem among those of the iteration."""
+        """Sample, judge and reward a group a problem. first: index of the first problem among those of the step."""
         start = time.perf_counter()
         rollouts = self.responder.respond(
             problems,
@@ -159,7 +159,8 @@ class RLModule(StageModule):
     def moments(self, values: Tensor) -> tuple[float, float]:
         """Mean and unbiased deviation over all ranks."""
         x = values.double()
-        n, total, square = self.over_ranks(torch.stack([x.new_tensor(float(x.numel())), x.sum(), (x * x).sum()])).tolist()
+        sums = torch.stack([x.new_tensor(float(x.numel())), x.sum(), (x * x).sum()])
+        n, total, square = self.over_ranks(sums).tolist()
         mean = total / max(n, 1.0)
         return mean, max((square - n * mean * mean) / max(n - 1.0, 1.0), 0.0) ** 0.5
 

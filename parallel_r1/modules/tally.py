@@ -27,8 +27,9 @@ class Tally:
     _totals: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, values: Tensor, *statistics: Statistic) -> None:
-        """Take values [n] in; n may be 0. Reported: `<name>/<statistic>` for those named; the mean as `<name>` itself
-        where `mean` is not one of them."""
+        """Take values [n] in; n may be 0. Reported: `<name>/<statistic>` for those named, and the mean as `<name>`
+        itself where `mean` is not one of them.
+        """
         x = values.detach().double()
         sums = torch.stack([x.sum(), (x * x).sum(), x.new_tensor(float(len(x)))])
         nothing = x.new_full((1,), float("-inf"))
@@ -42,7 +43,7 @@ class Tally:
         self._totals[name] = self._totals.get(name, 0.0) + value.detach().double()
 
     def metrics(self, over_ranks: OverRanks) -> dict[str, float]:
-        """What was added, over all ranks; names that got no value on any rank are left out. `std` is the population's."""
+        """What was added, over all ranks, but for names that got no value on any. `std` is the population's."""
         out: dict[str, float] = {}
         if self._totals:
             totals = over_ranks(torch.stack(list(self._totals.values())), "sum").tolist()

@@ -77,7 +77,8 @@ def update(
                 scores = score(pack)
                 tally.add("policy/entropy", scores.entropy)
                 gap(tally, pack, scores.logprobs)
-        fixed = [[_fixed(pack, objective, score, reference, len(steps) * epochs > 1) for pack in s.active] for s in steps]
+        several = len(steps) * epochs > 1
+        fixed = [[_fixed(pack, objective, score, reference, several) for pack in step.active] for step in steps]
     for epoch in range(epochs):
         for number, step in enumerate(steps):
             for pack, (old, ref) in zip(step.active, fixed[number], strict=True):
@@ -115,10 +116,9 @@ def _fixed(
     pack: Pack, objective: Objective, score: Score, reference: Score | None, several: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Log-probabilities that stay as they are while the policy moves: the old ones, and the reference's."""
+    old = score(pack).logprobs if several and objective.old_logprobs == "trainer" else None
     if objective.old_logprobs == "engine":
         old = pack.engine_logprobs
-    else:
-        old = score(pack).logprobs if several else None
     return old, reference(pack).logprobs if objective.kl_coef > 0 else None
 
 
@@ -129,9 +129,8 @@ def pack_loss(
     new, response, responses = scores.logprobs, pack.response, len(pack.advantages)
     log_ratio = log_ratios(new, old, response, responses, sequence=objective.loss == "gspo")
     out = surrogate(log_ratio, new, pack.advantages[response], objective)
-    correction = mismatch_correction(
-        old, pack.engine_logprobs, response, responses, objective.mismatch, objective.mismatch_low, objective.mismatch_high
-    )
+    bounds = objective.mismatch_low, objective.mismatch_high
+    correction = mismatch_correction(old, pack.engine_logprobs, response, responses, objective.mismatch, *bounds)
     value = out.value * correction.weight
     if reference is not None:
         kl = kl_estimate(new, reference, objective.kl)

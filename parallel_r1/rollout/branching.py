@@ -3,8 +3,8 @@
     main ... <Parallel>  ->  N paths on the shared prefix  ->  summary  ->  main ...  ->  end of sequence
 
 A `Sample` asks for one `Piece` of text after the other (for the paths of a block: side by side) and puts together what
-comes back. It is driven by callbacks alone, so samples never wait for one another. What it asks for is a function of its
-own request, its seeds included: neither the batch nor the order in which pieces finish can change it.
+comes back. It is driven by callbacks alone, so samples never wait for one another. What it asks for is a function of
+its own request, its seeds included: neither the batch nor the order in which pieces finish can change it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Piece:
     """A stretch of one segment to sample.
 
     sample: whose response it belongs to. block, path: where (0-based; path is -1 outside paths).
-    context: prompt and response so far, `prompt_length` tokens of it the prompt; that of a path ends with its own opening
-    and holds none of its siblings. max_tokens: at most so many. stops: ids that end it, the sampled one included.
-    banned: ids that are not sampled.
+    context: prompt and response so far, `prompt_length` tokens of it the prompt; that of a path ends with its own
+    opening and holds none of its siblings. max_tokens: at most so many. stops: ids that end it, the sampled one
+    included. banned: ids that are not sampled.
     """
 
     sample: int
@@ -68,8 +68,8 @@ def number_of_paths(seed: int, block: int, paths: tuple[int, int]) -> int:
 def bans(kind: Kind, may_open: bool, sampling: Sampling, plan: Branching) -> tuple[int, ...]:
     """Ids that would break the structure at a place, with those banned everywhere.
 
-    Main text may open a block while `may_open`; a path and a summary may close themselves and nothing else: the response
-    ends in the main text only.
+    Main text may open a block while `may_open`; a path and a summary may close themselves and nothing else: the
+    response ends in the main text only.
     """
     tags = plan.tags
     allowed = {"main": {tags.parallel} if may_open else set(), "path": {tags.end_path}, "summary": {tags.end_summary}}[

@@ -87,9 +87,9 @@ class RolloutEngine(ABC):
     def start(self, model_dir: Path, branching: Positions | None = None) -> None:
         """Load the architecture and the weights of a Hugging Face model folder.
 
-        branching: None for an engine that serves `generate`, where everything is plain and causal; a scheme of positions
-        for one that serves `generate_branching` under it. Never both: they would share a cache that means different
-        things. Asked for the other, an engine starts anew.
+        branching: None for an engine that serves `generate`, where everything is plain and causal; a scheme of
+        positions for one that serves `generate_branching` under it. Never both: they would share a cache that means
+        different things. Asked for the other, an engine starts anew.
 
 
         A folder without weight files gives the architecture alone. Called again with a folder of the same architecture
@@ -118,9 +118,9 @@ class RolloutEngine(ABC):
     def generate_branching(self, requests: Sequence[Request], sampling: Sampling, plan: Branching) -> list[Rollout]:
         """Sample one response a request whose blocks hold isolated paths, in the order of the requests.
 
-        The distribution is that of `structure.layout` under `unseen`: what training computes. Inserted tags are marked as
-        not sampled, budgets hold for each part and for the whole, and no response waits for another. Raises as `generate`
-        does, and ValueError for a request whose prefix holds more of a block than its opening `<Parallel>`.
+        The distribution is that of `structure.layout` under `unseen`: what training computes. Inserted tags are marked
+        as not sampled, budgets hold for each part and for the whole, and no response waits for another. Raises as
+        `generate` does, and ValueError for a request whose prefix holds more of a block than its opening `<Parallel>`.
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot isolate paths: for generation.structure=unseen choose VLLMEngine or "
@@ -183,9 +183,9 @@ def check_branching(requests: Sequence[Request], plan: Branching) -> None:
         opens = at == [len(request.prefix_ids) - 1] and request.prefix_ids[-1] == plan.tags.parallel
         if at and not opens:
             raise ValueError(
-                f"request {index} has a prefix with control tags at {at}: paths that no engine has sampled have no keys "
-                "and values, and computing them as plain text would show each path its siblings. Give a prefix without "
-                "tags, or one with `<Parallel>` as its last token"
+                f"request {index} has a prefix with control tags at {at}: paths that no engine has sampled have no "
+                "keys and values, and computing them as plain text would show each path its siblings. Give a prefix "
+                "without tags, or one with `<Parallel>` as its last token"
             )
         if opens and plan.max_blocks < 1:
             raise ValueError(f"request {index} starts with `<Parallel>` while max_blocks is 0: allow a block")
@@ -200,8 +200,8 @@ def require_mode(started: Positions | None, asked: Positions | None) -> None:
             "index": "branches at `index`",
         }
         raise RuntimeError(
-            f"the engine was started for {names[started]} and is asked for {names[asked]}, which it would compute wrongly: "
-            "call start with the other `branching` and sync"
+            f"the engine was started for {names[started]} and is asked for {names[asked]}, which it would compute "
+            "wrongly: call start with the other `branching` and sync"
         )
 
 

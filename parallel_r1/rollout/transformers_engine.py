@@ -5,14 +5,15 @@ It holds a model of its own, so it is as stale as vLLM would be until it is sync
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from parallel_r1.rollout.branching import Piece, Sampled, start_samples
 from parallel_r1.rollout.engine import (
     Branching,
     Request,
@@ -24,8 +25,9 @@ from parallel_r1.rollout.engine import (
     require_mode,
 )
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
+from parallel_r1.rollout.transformers_decode import Row, decode
 from parallel_r1.rollout.weights import WeightStream
-from parallel_r1.structure.layout import Positions
+from parallel_r1.structure.layout import Positions, layout
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
@@ -102,23 +104,30 @@ class TransformersEngine(RolloutEngine):
         done: dict[int, Rollout] = {
             i: make_rollout(r, (), (), False) for i, r in enumerate(requests) if len(r.prefix_ids) == r.max_tokens
         }
+        rows = {i: _row(request, sampling) for i, request in enumerate(requests) if i not in done}
         # Rows of like length share a batch: less padding.
-        todo = sorted((i for i in range(len(requests)) if i not in done), key=lambda i: _length(requests[i]))
+        todo = sorted(rows, key=lambda i: len(rows[i].context))
         for at in range(0, len(todo), self.max_batch_size):
-            batch = todo[at : at + self.max_batch_size]
-            rows = [_Row(requests[i]) for i in batch]
-            decode(model, rows, sampling)
-            for i, row in zip(batch, rows, strict=True):
-                done[i] = make_rollout(row.request, row.ids, row.logprobs, row.finished)
+            decode(model, [rows[i] for i in todo[at : at + self.max_batch_size]], sampling.temperature)
+        for i, row in rows.items():
+            done[i] = make_rollout(requests[i], row.ids, row.logprobs, row.stopped)
         return [done[i] for i in range(len(requests))]
 
     @torch.no_grad()
     def generate_branching(self, requests: Sequence[Request], sampling: Sampling, plan: Branching) -> list[Rollout]:
-        from parallel_r1.rollout.transformers_branching import generate_branching
-
+        """Each piece is computed from the start under the mask and positions of training: exact by construction."""
         model = self._ready(requests, sampling, plan.positions)
         check_branching(requests, plan)
-        return generate_branching(model, requests, sampling, plan, self.max_batch_size)
+        waiting: deque[tuple[Piece, Callable[[Sampled], None]]] = deque()
+        done: dict[int, Rollout] = {}
+        start_samples(requests, sampling, plan, lambda piece, then: waiting.append((piece, then)), done.__setitem__)
+        while waiting:
+            batch = [waiting.popleft() for _ in range(min(self.max_batch_size, len(waiting)))]
+            rows = [_piece_row(piece, plan) for piece, _ in batch]
+            decode(model, rows, sampling.temperature)
+            for row, (_, then) in zip(rows, batch, strict=True):
+                then(Sampled(tuple(row.ids), tuple(row.logprobs)))
+        return [done[i] for i in range(len(requests))]
 
     def _ready(self, requests: Sequence[Request], sampling: Sampling, asked: Positions | None) -> PreTrainedModel:
         """The model, where it can serve the requests. asked: None for plain text, else the positions of branches."""
@@ -141,97 +150,12 @@ class TransformersEngine(RolloutEngine):
         return self.max_model_len or self._require_model().config.max_position_embeddings
 
 
-@dataclass
-class _Row:
-    """A response in the making."""
-
-    request: Request
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finished: bool = False
-
-    @property
-    def budget(self) -> int:
-        return self.request.max_tokens - len(self.request.prefix_ids)
-
-    @property
-    def open(self) -> bool:
-        return not self.finished and len(self.ids) < self.budget
+def _row(request: Request, sampling: Sampling) -> Row:
+    context = request.prompt_ids + request.prefix_ids
+    budget = request.max_tokens - len(request.prefix_ids)
+    return Row(context, budget, request.seed, sampling.eos_ids, sampling.banned)
 
 
-def _length(request: Request) -> int:
-    return len(request.prompt_ids) + len(request.prefix_ids)
-
-
-def decode(model: PreTrainedModel, rows: list[_Row], sampling: Sampling) -> None:
-    """Sample every row to its end, in place. Rows that are done leave the batch when half of it is."""
-    from transformers import DynamicCache
-
-    device = model.device
-    noise = uniforms(rows)
-    tokens, mask = left_padded([r.request.prompt_ids + r.request.prefix_ids for r in rows], device)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=model.config)
-    live = list(range(len(rows)))  # row of each line of the batch
-    eos = frozenset(sampling.eos_ids)
-    step = 0
-    while True:
-        logits = model(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-        ).logits[:, -1]
-        chosen, logprobs = sample_tokens(logits, noise[live, step] if sampling.temperature else None, sampling)
-        for row, token, logprob in zip((rows[i] for i in live), chosen.tolist(), logprobs.tolist(), strict=True):
-            if row.open:
-                row.ids.append(token)
-                row.logprobs.append(logprob)
-                row.finished = token in eos
-        step += 1
-        keep = [line for line, i in enumerate(live) if rows[i].open]
-        if not keep:
-            return
-        tokens, positions = chosen[:, None], positions[:, -1:] + 1
-        mask = torch.cat([mask, mask.new_ones(len(live), 1)], dim=1)
-        if len(keep) <= len(live) // 2:
-            index = torch.tensor(keep, device=device)
-            cache.batch_select_indices(index)
-            tokens, positions, mask = tokens[index], positions[index], mask[index]
-            live = [live[line] for line in keep]
-
-
-def uniforms(rows: Sequence[_Row]) -> Tensor:
-    """[rows, longest budget] float64 in [0, 1): each row drawn from its own seed, so no row depends on another."""
-    width = max(row.budget for row in rows)
-    noise = torch.zeros(len(rows), width + 1, dtype=torch.float64)
-    for line, row in enumerate(rows):
-        generator = torch.Generator().manual_seed(row.request.seed)
-        noise[line, : row.budget] = torch.rand(row.budget, generator=generator, dtype=torch.float64)
-    return noise
-
-
-def left_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[rows, longest] token ids and attention mask, both int64, padded on the left with id 0."""
-    width = max(map(len, sequences))
-    tokens = torch.tensor([[0] * (width - len(s)) + list(s) for s in sequences], device=device)
-    mask = torch.tensor([[0] * (width - len(s)) + [1] * len(s) for s in sequences], device=device)
-    return tokens, mask
-
-
-def sample_tokens(logits: Tensor, noise: Tensor | None, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-probability under the distribution it came from.
-
-    logits: [rows, vocabulary]; noise: [rows] float64 in [0, 1), None for greedy. Returns [rows] int64, [rows] float32.
-    A token is the inverse of the cumulative distribution at the row's noise.
-    """
-    logits = logits.float()
-    if sampling.banned:
-        logits = logits.index_fill(1, torch.tensor(sampling.banned, device=logits.device), float("-inf"))
-    logprobs = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
-    if noise is None:
-        chosen = logprobs.argmax(dim=-1)
-    else:
-        # float64: with a float32 sum over a large vocabulary rare tokens would never, or wrongly, be drawn. A strict
-        # comparison never lands on a token of probability 0, since its step of the distribution is empty.
-        cumulative = logprobs.double().exp().cumsum(dim=-1)
-        target = noise.to(logits.device) * cumulative[:, -1]
-        chosen = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
+def _piece_row(piece: Piece, plan: Branching) -> Row:
+    where = layout(piece.prompt_length, piece.context[piece.prompt_length :], plan.tags, "unseen", plan.positions)
+    return Row(piece.context, piece.max_tokens, piece.seed, piece.stops, piece.banned, where)

@@ -13,14 +13,27 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch.distributed as dist
 
 from parallel_r1.rollout import vllm_runtime as runtime
-from parallel_r1.rollout.engine import Request, RolloutEngine, Sampling, check_requests, make_rollout
+from parallel_r1.rollout.branching import start_samples
+from parallel_r1.rollout.engine import (
+    Branching,
+    Request,
+    RolloutEngine,
+    Sampling,
+    check_branching,
+    check_requests,
+    make_rollout,
+    require_mode,
+)
 from parallel_r1.rollout.model_folder import architecture, has_weights, read_config, stored_dtype
 from parallel_r1.rollout.weights import WeightStream, parameter_names
+from parallel_r1.structure.layout import Positions
 from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
     from vllm import LLMEngine, RequestOutput, SamplingParams
+
+    from parallel_r1.rollout.kv_splice import SpliceStore
 
 _CPU_KV_BYTES = 1 << 30
 _CPU_BLOCK_SIZE = 32
@@ -46,7 +59,8 @@ class VLLMEngine(RolloutEngine):
             everything where it is. GPU only.
 
     weight_version counts the syncs; prompt_tokens and cached_prompt_tokens are those of the last `generate` (forced
-    prefixes included): how many there were, and how many of them the prefix cache spared.
+    prefixes included): how many there were, and how many of them the prefix cache spared. computed, requests: of the
+    last `generate_branching`, by kind of piece: prompt tokens that were really computed, and requests.
     """
 
     def __init__(
@@ -76,6 +90,8 @@ class VLLMEngine(RolloutEngine):
         self.sleep_level = sleep_level
         self.weight_version = 0
         self.prompt_tokens = self.cached_prompt_tokens = 0
+        self.computed: dict[str, int] = {}
+        self.requests: dict[str, int] = {}
         self._engine: LLMEngine | None = None
         self._shutdown: weakref.finalize | None = None
         self._loaded: dict[str, Any] = {}
@@ -83,11 +99,13 @@ class VLLMEngine(RolloutEngine):
         self._weights_known = False
         self._asleep: set[str] = set()
         self._on_cpu = False
+        self._branching: Positions | None = None
+        self._store: SpliceStore | None = None
 
-    def start(self, model_dir: Path) -> None:
+    def start(self, model_dir: Path, branching: Positions | None = None) -> None:
         config = read_config(model_dir)
         dtype = stored_dtype(config) if self.dtype == "auto" else self.dtype
-        loaded = {**architecture(config), "engine_dtype": dtype}
+        loaded = {**architecture(config), "engine_dtype": dtype, "engine_branching": branching}
         if self._engine is not None and loaded == self._loaded:
             self._weights_known = False
             return
@@ -97,7 +115,14 @@ class VLLMEngine(RolloutEngine):
 
         self._on_cpu = current_platform.is_cpu()
         self._check_ranks()
-        self._engine, owns_process_group = _launch(self._arguments(model_dir, config, dtype))
+        arguments = self._arguments(model_dir, config, dtype)
+        if branching is not None:
+            from parallel_r1.rollout.vllm_branching import branching_arguments
+
+            self._store, more = branching_arguments(config, branching)
+            arguments |= more
+        self._branching = branching
+        self._engine, owns_process_group = _launch(arguments)
         self._shutdown = weakref.finalize(self, runtime.shut_down, self._engine, owns_process_group)
         self._loaded, self._names = loaded, parameter_names(model_dir)
         self._weights_known = has_weights(model_dir)
@@ -136,8 +161,8 @@ class VLLMEngine(RolloutEngine):
             arguments |= {
                 "kv_cache_memory_bytes": self.kv_cache_bytes or _CPU_KV_BYTES,
                 "block_size": self.block_size or _CPU_BLOCK_SIZE,
-                # Prompts are never split: a seed then gives the same tokens whatever else is in the batch, and vLLM does
-                # not try to rewind the generator of a half-read prompt, which fails on CPU.
+                # Prompts are never split: a seed then gives the same tokens whatever else is in the batch. Split, vLLM
+                # would rewind the generator of a half-read prompt, which fails on CPU.
                 "enable_chunked_prefill": False,
                 "max_num_batched_tokens": max(context, _CPU_BATCHED_TOKENS),
             }
@@ -160,12 +185,7 @@ class VLLMEngine(RolloutEngine):
             raise RuntimeError("the prefix cache could not be dropped: requests are running, sync between rollouts")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Rollout]:
-        engine = self._require_engine()
-        if not self._weights_known:
-            raise RuntimeError("the engine's weights are unknown: call sync before generate")
-        model = engine.model_config
-        check_requests(requests, sampling, context=model.max_model_len, vocab_size=model.get_vocab_size())
-        self._wake("kv_cache")
+        engine = self._ready(requests, sampling, None)
         self.prompt_tokens = self.cached_prompt_tokens = 0
         rollouts: dict[int, Rollout] = {}
 
@@ -186,6 +206,39 @@ class VLLMEngine(RolloutEngine):
                     loop.submit(start, sampling_params(request, sampling), partial(keep, index))
             loop.run()
         return [rollouts[index] for index in range(len(requests))]
+
+    def generate_branching(self, requests: Sequence[Request], sampling: Sampling, plan: Branching) -> list[Rollout]:
+        from parallel_r1.rollout.vllm_branching import Splicer, nothing_left
+
+        engine = self._ready(requests, sampling, plan.positions)
+        check_branching(requests, plan)
+        rollouts: dict[int, Rollout] = {}
+
+        def keep(index: int, rollout: Rollout) -> None:
+            rollouts[index] = rollout
+            splicer.finished(index)
+
+        with (
+            self._sampling_mode(),
+            nothing_left(self._store, engine.step),
+            runtime.RequestLoop(engine) as loop,
+        ):
+            splicer = Splicer(loop, self._store, plan, sampling.temperature, sampling_params)
+            start_samples(requests, sampling, plan, splicer.submit, keep)
+            loop.run()
+        self.computed, self.requests = dict(splicer.computed), dict(splicer.requests)
+        return [rollouts[index] for index in range(len(requests))]
+
+    def _ready(self, requests: Sequence[Request], sampling: Sampling, asked: Positions | None) -> LLMEngine:
+        """The engine, awake, if it can serve the requests. asked: None for plain text, else positions of branches."""
+        engine = self._require_engine()
+        if not self._weights_known:
+            raise RuntimeError("the engine's weights are unknown: call sync before generate")
+        require_mode(self._branching, asked)
+        model = engine.model_config
+        check_requests(requests, sampling, context=model.max_model_len, vocab_size=model.get_vocab_size())
+        self._wake("kv_cache")
+        return engine
 
     @contextmanager
     def _sampling_mode(self) -> Iterator[None]:
@@ -211,6 +264,7 @@ class VLLMEngine(RolloutEngine):
             self._shutdown()
         self._engine, self._shutdown, self._loaded, self._weights_known = None, None, {}, False
         self._asleep = set()
+        self._branching, self._store = None, None
 
     def _require_engine(self) -> LLMEngine:
         if self._engine is None:

@@ -174,12 +174,23 @@ class RequestLoop:
             self._waiting.clear()
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, done: Callable[[RequestOutput], None]
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        done: Callable[[RequestOutput], None],
+        cache_salt: str | None = None,
+        **options: Any,
     ) -> None:
-        """Queue a prompt; `done` is called with its finished output during `run`."""
+        """Queue a prompt; `done` is called with its finished output during `run`.
+
+        cache_salt: prompts of different salts share nothing that is cached. options: others of vLLM's `add_request`.
+        """
         name = str(self._count)
         self._count += 1
-        self._engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params)
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+        if cache_salt is not None:
+            prompt["cache_salt"] = cache_salt
+        self._engine.add_request(name, prompt, params, **options)
         self._waiting[name] = done
 
     def run(self) -> None:

@@ -1,13 +1,13 @@
 """Many responses in one row: the visibility rule of `layout`, extended to sequences that share a prompt.
 
-A group of responses to one prompt is a tree: its trunk is the prompt, its branches are the responses, their twigs are the
-paths of parallel blocks. Trees stand in one row one after another, each as trunk, branch, branch, ...
+A group of responses to one prompt is a tree: its trunk is the prompt, its branches are the responses, their twigs are
+the paths of parallel blocks. Trees stand in one row one after another, each as trunk, branch, branch, ...
 
-Rule. Token i sees token j iff j <= i, both are of one tree, j lies in the trunk or in i's own branch, and they do not lie
-in different paths of the same block. With one branch this is the rule of `layout`.
+Rule. Token i sees token j iff j <= i, both are of one tree, j lies in the trunk or in i's own branch, and they do not
+lie in different paths of the same block. With one branch this is the rule of `layout`.
 
-`sees` is the only place that knows the rule: the dense mask, the FlexAttention mask_mod and the masks of `attention` are
-three ways to ask it.
+`sees` is the only place that knows the rule: the dense mask, the FlexAttention mask_mod and the masks of `attention`
+are three ways to ask it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TreeIds:
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens [start, end) of a row, which see those of [trunk, trunk_end) and of themselves; an empty trunk in a trunk."""
+    """Tokens [start, end) of a row, which see [trunk, trunk_end) and themselves; the former is empty for a trunk."""
 
     start: int
     end: int

@@ -60,13 +60,16 @@ def test_demonstrations_by_hand() -> None:
     assert MAZE.demonstration("parallel", random.Random(0)) == block + "\nFinal Answer: 8"
     streams = {MAZE.demonstration("sequential", random.Random(seed)) for seed in range(20)}
     wrong, right = " K: A +2 = 6 A: D +4 = 10 D: shut stuck", " C: B +3 = 7 B: M +1 = 8 M: key found 8"
-    assert streams == {f"{right}\nFinal Answer: 8", f"{wrong}{right}\nFinal Answer: 8"}  # in either order, until the key
+    assert streams == {
+        f"{right}\nFinal Answer: 8",
+        f"{wrong}{right}\nFinal Answer: 8",
+    }  # in either order, until the key
     late = {MAZE.demonstration("late", random.Random(seed)) for seed in range(20)}
     assert late == {stream.replace("\nFinal Answer: 8", f"{block}\nFinal Answer: 8") for stream in streams}
 
 
 def test_budget_by_hand() -> None:
-    # <Parallel> </Parallel> 2; <Summary> found 8 </Summary> 4; a new line, Final Answer: 8 makes 4; the end 1; and a path of
+    # <Parallel> </Parallel> 2; <Summary> found 8 </Summary> 4; a new line, Final Answer: 8 makes 4; the end 1; a path
     # <Path> 2 + (C: B +3 = 7) 5 + 5 + (M: key found 8) 4 + </Path> = 17 against 16 of the shut one (D: shut stuck)
     assert critical_budget(MAZE) == 2 + 4 + 4 + 1 + 17
 

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parallel_r1.data.prompts import MARKER, encode_prompt, load_template, render_prompt, template_names
+from parallel_r1.data.prompts import (
+    MARKER,
+    PROMPT_FILE,
+    Prompt,
+    attach_prompt,
+    attached_prompt,
+    choose_prompt,
+    encode_prompt,
+    load_template,
+    named_prompt,
+    render_prompt,
+    template_names,
+)
 from parallel_r1.structure.grammar import TAGS
 
 if TYPE_CHECKING:
@@ -126,3 +138,52 @@ def test_tags_of_the_instruction_are_single_tokens() -> None:
     for tag in TAGS:
         assert tokenizer.convert_tokens_to_ids(tag) in ids
     assert tokenizer.decode(ids) == render_prompt(load_template("parallel"), "x")
+
+
+# --------------------------------------------------------------------------- the prompt that a folder brings along
+
+
+def test_a_folder_keeps_its_prompt(tmp_path: Path) -> None:
+    assert attached_prompt(tmp_path) is None
+    for prompt in (named_prompt("parallel", "seen"), Prompt("mine.txt", "é {problem}", "sequential")):
+        attach_prompt(tmp_path, prompt)
+        assert attached_prompt(tmp_path) == prompt
+    assert named_prompt("plain", "unseen") == Prompt("plain", "{problem}\n", "unseen")
+
+
+def test_a_file_of_the_users_own_is_named_without_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("Q: {problem}")
+    assert named_prompt(tmp_path / "mine.txt", "seen").name == "mine.txt"
+
+
+def test_what_is_named_wins_then_the_folder_then_the_structure(tmp_path: Path) -> None:
+    assert choose_prompt(None, "seen", tmp_path) == named_prompt("parallel", "seen")
+    assert choose_prompt(None, "sequential", tmp_path) == named_prompt("sequential", "sequential")
+    attach_prompt(tmp_path, Prompt("mine.txt", "Q: {problem}", "seen"))
+    assert choose_prompt(None, "unseen", tmp_path) == Prompt("mine.txt", "Q: {problem}", "unseen")
+    assert choose_prompt(None, "sequential", tmp_path) == Prompt("mine.txt", "Q: {problem}", "sequential")
+    assert choose_prompt("plain", "seen", tmp_path) == named_prompt("plain", "seen")
+
+
+def test_a_sequential_stage_is_never_told_to_write_tags_by_a_folder(tmp_path: Path) -> None:
+    attach_prompt(tmp_path, named_prompt("parallel", "seen"))
+    assert choose_prompt(None, "sequential", tmp_path) == named_prompt("sequential", "sequential")
+    assert choose_prompt("parallel", "sequential", tmp_path).name == "parallel", "unless the user says so"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"prompt": null}',
+        '{"prompt": {"name": "x", "text": "no marker", "structure": "seen"}}',
+        '{"prompt": {"name": "x", "text": "{problem}", "structure": "sen"}}',
+        '{"prompt": {"name": "x", "text": 3, "structure": "seen"}}',
+    ],
+)
+def test_a_broken_prompt_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / PROMPT_FILE).write_text(content)
+    with pytest.raises(ValueError, match=r"parallel_r1\.json: not a prompt that an export wrote .*generation\.prompt"):
+        attached_prompt(tmp_path)

@@ -10,7 +10,10 @@ import pytest
 from parallel_r1.data.datamodules import GSM8K, MATH, Benchmark, DAPOMath, ParallelGSM8K, SourceDataModule
 from parallel_r1.data.reading import read_rows
 from parallel_r1.data.sources import Overlap, Report, contamination, parallel_gsm8k
+from parallel_r1.reward.grading import grade
 from parallel_r1.structure import grammar
+from parallel_r1.traces.selection import Rules, fault, select
+from parallel_r1.traces.store import Candidate
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="needs the public data files in ../shared/data")
@@ -86,6 +89,26 @@ def test_parallel_gsm8k() -> None:
     }
     blocks = Counter(len(grammar.parse(p.demonstration or "").blocks) for p in data.split("train"))
     assert blocks == {0: 3, 1: 259, 2: 58, 3: 12, 4: 6}
+
+
+def test_each_public_trace_is_judged_and_the_bad_ones_are_listed() -> None:
+    """All 341 through the rules of the trace pipeline, the verifier included: 338 are kept."""
+    rows = list(read_rows(str(DATA / "parallel_gsm8k"), "train"))
+    problems = [parallel_gsm8k(row) for row in rows]
+    traces = {p.id: [Candidate(p.id, 0, p.demonstration or "", True)] for p in problems}
+    assert len(traces) == 341
+    kept = {p.id for p, _ in select(problems, traces, Rules(blocks=0), grade).kept}
+    reasons = {
+        row.number: fault(p, p.demonstration or "", True, True, blocks=1) for row, p in zip(rows, problems, strict=True)
+    }
+    bad = {number: reason for number, reason in reasons.items() if reason not in (None, "no block")}
+    assert bad == {
+        89: "not well formed: text between paths",
+        126: "not well formed: a block without a summary right after it",
+        328: "not well formed: a summary is not closed",
+    }
+    assert {row.number for row, p in zip(rows, problems, strict=True) if p.id not in kept} == set(bad)
+    assert [number for number, reason in reasons.items() if reason == "no block"] == [65, 96, 279]
 
 
 def test_traces_hold_the_response_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -65,7 +66,7 @@ def test_every_stage_leaves_a_model_a_record_and_a_summary(run: Path) -> None:
 
 def test_a_stage_starts_where_the_one_before_ended(run: Path) -> None:
     stages = json.loads((run / "summary.json").read_text())["stages"]
-    for earlier, later in zip(stages, stages[1:], strict=False):
+    for earlier, later in itertools.pairwise(stages):
         assert later["before"] == earlier["after"]
 
 

@@ -7,7 +7,8 @@ import torch
 from conftest import tiny_model
 
 from parallel_r1.rollout.engine import Request, Sampling
-from parallel_r1.rollout.transformers_engine import TransformersEngine, sample_tokens
+from parallel_r1.rollout.transformers_decode import sample_tokens
+from parallel_r1.rollout.transformers_engine import TransformersEngine
 from parallel_r1.rollout.weights import full_weights
 from parallel_r1.types import Rollout
 

@@ -1,0 +1,1 @@
+"""Traces to imitate: ask a teacher (`teachers`, `endpoint`), keep what it wrote (`store`), choose (`selection`)."""
