@@ -53,19 +53,14 @@ class AttentionPlan:
 
 def plan_attention(spans: Sequence[Span], ids: TreeIds) -> AttentionPlan:
     """Group spans that cover a row exactly once into few calls with little padding."""
-    device = ids.tree.device
-    buckets, rows = [], []
+    buckets, back, filled = [], torch.empty(sum(s.queries for s in spans), dtype=torch.int64), 0
     for part in bucketed(spans):
         query, key, mask = _indices(part, ids)
         buckets.append(Bucket(len(part), query.flatten(), key.flatten(), mask))
-        rows.append(query)
-    # where a padded slot repeats a token, the first slot (the real one) is to be read
-    flat = torch.cat([r.flatten() for r in rows])
-    real = torch.cat([_real(part, r.shape[1]) for part, r in zip(bucketed(spans), rows, strict=True)])
-    slots = torch.arange(len(flat))[real]
-    back = torch.empty(len(slots), dtype=torch.int64)
-    back[flat.cpu()[real]] = slots
-    return AttentionPlan(tuple(buckets), back.to(device))
+        for row, span in enumerate(part):
+            back[span.start : span.end] = filled + row * query.shape[1] + torch.arange(span.queries)
+        filled += query.numel()
+    return AttentionPlan(tuple(buckets), back.to(ids.tree.device))
 
 
 def bucketed(spans: Sequence[Span]) -> list[list[Span]]:
@@ -96,10 +91,6 @@ def _indices(spans: list[Span], ids: TreeIds) -> tuple[Tensor, Tensor, Tensor]:
     real = torch.arange(k, device=key.device) < count[:, None]
     mask = sees(ids, query[:, :, None], key[:, None, :]) & real[:, None, :]
     return query, key, mask[:, None]
-
-
-def _real(spans: list[Span], width: int) -> Tensor:
-    return (torch.arange(width) < torch.tensor([s.queries for s in spans])[:, None]).flatten()
 
 
 def shared_prompt_attention(

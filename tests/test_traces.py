@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +21,11 @@ from parallel_r1.data.sources import problem_id
 from parallel_r1.reward.grading import grade
 from parallel_r1.structure.grammar import TAGS, parse, render_block
 from parallel_r1.traces.endpoint import Endpoint, EndpointTeacher
-from parallel_r1.traces.pipeline import by_problem, generate
+from parallel_r1.traces.pipeline import by_problem, fingerprint, generate
 from parallel_r1.traces.rollouts import read_rollouts
 from parallel_r1.traces.selection import Rules, canonical_space, clean, fault, select
 from parallel_r1.traces.store import Candidate, CandidateFile, write_atomically
-from parallel_r1.traces.teachers import Ask, Refusal, TeacherError, candidate_seed, missing
+from parallel_r1.traces.teachers import Ask, EngineTeacher, Refusal, TeacherError, candidate_seed, missing
 from parallel_r1.types import Problem
 
 BLOCK = render_block(["a", "b"], "c")
@@ -396,3 +397,36 @@ def test_golds_of_rollouts_come_from_the_problems_where_they_are_known(tmp_path:
 def test_rollouts_in_other_columns_are_refused(tmp_path: Path, row: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read_rollouts(rollouts_file(tmp_path, row))
+
+
+# --------------------------------------------------------------------------- in this process
+
+
+def test_an_engine_writes_what_its_seeds_say_and_tags_stay_in_the_text(tiny_model_dir: Path, tmp_path: Path) -> None:
+    from parallel_r1.rollout.transformers_engine import TransformersEngine
+
+    problems = [problem(f"w{i} w{i + 1}") for i in range(3)]
+
+    def run(name: str, batch: int, per_problem: int) -> dict[tuple[str, int], Candidate]:
+        one = EngineTeacher(TransformersEngine(), tiny_model_dir, "w9 {problem}", 30, 1.0, batch)
+        with CandidateFile(tmp_path / name, SETTINGS) as file:
+            assert not generate(file, one, problems, per_problem, 0, lambda text: None)
+            return file.candidates
+
+    whole = run("whole", 100, 4)
+    assert len(whole) == 12
+    assert len({candidate.text for candidate in whole.values()}) == 12
+    assert any(tag in candidate.text for candidate in whole.values() for tag in TAGS)
+    assert not any("<eos>" in c.text or "<pad>" in c.text for c in whole.values())
+    assert {c.finished for c in whole.values()} == {True, False}
+    run("parts", 2, 1)
+    assert run("parts", 5, 4) == whole, "what else is sampled changes nothing"
+
+    long = EngineTeacher(TransformersEngine(), tiny_model_dir, "w9 {problem}", 5000, 1.0)
+    with pytest.raises(TeacherError, match=r"the engine cannot hold a request: .*max_tokens"):
+        list(long.write(asks(1)))
+
+
+def test_a_fingerprint_tells_weights_apart(tiny_model_dir: Path, untied_model_dir: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
+    assert fingerprint(copy) == fingerprint(tiny_model_dir) != fingerprint(untied_model_dir)

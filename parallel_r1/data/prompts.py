@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MARKER = "{problem}"
 PROMPT_FILE = "parallel_r1.json"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,12 @@ def read_prompt(file: Path) -> Prompt:
 
 
 def choose_prompt(name_or_path: str | Path | None, structure: Structure, folder: Path) -> Prompt:
-    """The prompt named, else the one that the model folder brings, else the shipped one for the structure.
+    """The prompt named; for None and `auto` the one that the model folder brings, else the one for the structure.
 
     A sequential stage, which never samples the tags, never takes an instruction to write them from a folder.
     Raises what `load_template` and `attached_prompt` raise.
     """
-    if name_or_path is not None:
+    if name_or_path not in (None, AUTO):
         return named_prompt(name_or_path, structure)
     attached = attached_prompt(folder)
     if attached is not None and not (structure == "sequential" and attached.names_tags):

@@ -32,6 +32,11 @@ class Experience:
     terms: Terms
     seconds: float
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all responses."""
+        return sum(len(rollout.response_ids) for rollout in self.rollouts)
+
     def flat(self) -> Tensor:
         """[P] bool: groups whose rewards are all equal, which teach nothing."""
         return (self.rewards == self.rewards[:, :1]).all(dim=1)
@@ -86,6 +91,7 @@ def tally_experience(experience: Experience, tags: TagIds) -> Tally:
     add("rollout/format_valid", [j.finished and j.response.well_formed for j in judged])
     add("rollout/response_length", [len(r.response_ids) for r in rollouts], "min", "max")
     add("rollout/truncated", [not r.finished for r in rollouts])
+    add("rollout/cut_segments", [r.cuts for r in rollouts])  # paths and summaries that their budget ended
     add("rollout/critical_tokens", [j.critical_tokens for j in judged])
     add("rollout/total_tokens", [j.total_tokens for j in judged])
     # where blocks open, as a share of the response: early ones explore, late ones verify

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parallel_r1.data.prompts import choose_prompt, encode_prompt, load_template
+from parallel_r1.data.prompts import AUTO, choose_prompt, encode_prompt, load_template
 from parallel_r1.policy import Policy
 from parallel_r1.reward.grading import grade
 from parallel_r1.rollout.engine import Branching, Request, RolloutEngine, Sampling, request_seed
@@ -27,7 +27,7 @@ class Generation:
         structure: `seen` (one causal stream that may hold blocks), `unseen` (isolated paths) or `sequential` (the tags
             are never sampled).
         prompt: the instruction around a problem: `parallel`, `sequential`, `plain`, or a text file with one
-            `{problem}`; null takes the one in the model folder that the stage starts from, else that of the structure.
+            `{problem}`; `auto` takes that of the model folder that the stage starts from, else that of the structure.
         max_tokens: limit of a response in tokens.
         temperature: of sampling, in training and in evaluation.
         positions: `unseen`: where the text after a block stands: `longest` goes on from the longest path, `index` at
@@ -41,7 +41,7 @@ class Generation:
     """
 
     structure: Structure = "seen"
-    prompt: str | None = None
+    prompt: str = AUTO
     max_tokens: int = 1024
     temperature: float = 1.0
     positions: Positions = "longest"
@@ -63,7 +63,7 @@ class Generation:
 
     def check(self) -> None:
         """Raise ValueError for settings that can never work."""
-        if self.prompt is not None:
+        if self.prompt != AUTO:
             load_template(self.prompt)
         if self.max_tokens < 1:
             raise ValueError(f"generation.max_tokens={self.max_tokens}: a response needs at least one token")

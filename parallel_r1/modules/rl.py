@@ -114,7 +114,7 @@ class RLModule(StageModule):
         update_s = time.perf_counter() - start
 
         times = {"time/sync_s": sync_s, "time/rollout_s": seen.seconds, "time/update_s": update_s}
-        self.report(seen, len(used.rewards), {**done, **times})
+        self.report(seen, used, {**done, **times})
         self.guard(done.get("rollout_logprob_gap/max", 0.0))
 
     def roll_out(self, problems: list[Problem], iteration: int, objective: Objective, first: int = 0) -> Experience:
@@ -188,13 +188,14 @@ class RLModule(StageModule):
 
     # ------------------------------------------------------------------ reports
 
-    def report(self, seen: Experience, used: int, more: dict[str, float]) -> None:
-        """Log means over the responses of all ranks. used: groups of this rank that were trained on."""
+    def report(self, seen: Experience, used: Experience, more: dict[str, float]) -> None:
+        """Log means over the responses of all ranks. seen: all that was sampled; used: what was trained on."""
         tally = tally_experience(seen, self.policy.tags)
         counts = {
             "rollout/groups": float(len(seen.rewards)),
-            "rollout/dropped_groups": float(len(seen.rewards) - used),
-            "time/tokens_per_second": sum(len(r.response_ids) for r in seen.rollouts) / max(seen.seconds, 1e-9),
+            "rollout/dropped_groups": float(len(seen.rewards) - len(used.rewards)),
+            "time/tokens_per_second": seen.tokens / max(seen.seconds, 1e-9),
+            "time/update_tokens_per_second": used.tokens / max(more["time/update_s"], 1e-9),
         }
         for name, value in counts.items():
             tally.total(name, torch.tensor(value))
@@ -207,8 +208,9 @@ class RLModule(StageModule):
         if self.max_logprob_gap is not None and not gap <= self.max_logprob_gap:
             raise RuntimeError(
                 f"rollout_logprob_gap/max is {gap:.2e} at iteration {self.iteration}, above max_logprob_gap="
-                f"{self.max_logprob_gap:.0e}: the engine does not sample from the policy that is trained (stale weights, "
-                "a stale cache, or a precision that differs). Raise or unset max_logprob_gap only if you expect this."
+                f"{self.max_logprob_gap:.0e}: the engine does not sample from the policy that is trained (stale "
+                "weights, a stale cache, or a precision that differs). Raise or unset max_logprob_gap only if you "
+                "expect this."
             )
 
     def release(self) -> None:

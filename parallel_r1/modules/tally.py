@@ -65,7 +65,7 @@ class Tally:
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """Peak memory in GB (1e9 bytes): of the device since the last call, or, on a CPU, of the process since its start."""
+    """Peak memory in GB (1e9 bytes): of the device since the last call; on a CPU, of the process since its start."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -148,8 +148,8 @@ class Splicer:
         done: Callable[[RequestOutput], None],
     ) -> None:
         prompt, tags = tokens[: piece.prompt_length], self._plan.tags
-        where = layout(piece.prompt_length, tokens[piece.prompt_length :], tags, "unseen", self._plan.positions)
-        announce(tokens, where.positions)
+        if self._plan.positions == "longest":  # a stock model counts by index by itself
+            announce(tokens, layout(len(prompt), tokens[len(prompt) :], tags, "unseen", "longest").positions)
         params.extra_args = {"kv_transfer_params": {"load": list(loads), "save": save}}
         # equal tokens mean equal keys, unless a prompt names the tags: then it matters where it ends
         salt = str(piece.prompt_length) if set(prompt) & set(tags.all()) else None

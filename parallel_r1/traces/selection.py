@@ -42,7 +42,10 @@ def canonical_space(text: str) -> str:
 
 
 def clean(text: str, question: str, canonical: bool = True) -> str:
-    """A candidate as it would be imitated: without a teacher's hidden thoughts and without the problem repeated."""
+    """A candidate as it would be imitated.
+
+    canonical: one kind of white space, no hidden thoughts of a teacher (up to `</think>`), no repeated problem.
+    """
     text = text.encode("utf-8", "replace").decode()  # halves of surrogate pairs are no text
     text = response_part(text.rpartition("</think>")[2].strip(), question) if canonical else text
     return canonical_space(text) if canonical else text
@@ -50,9 +53,11 @@ def clean(text: str, question: str, canonical: bool = True) -> str:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is kept. per_problem: traces of one problem at most, the first good ones; None for all. blocks: least
-    number of blocks in a trace. canonical: tidy white space; else a candidate stays as it was sampled, and a leading
-    or trailing part of it is never cut off."""
+    """What is kept.
+
+    per_problem: traces of one problem at most, the first good ones; None for all. blocks: least number of blocks in a
+    trace. canonical: white space is tidied (`canonical_space`); else a candidate stays as it was sampled.
+    """
 
     per_problem: int | None = 1
     blocks: int = 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from parallel_r1.data.prompts import (
+    AUTO,
     MARKER,
     PROMPT_FILE,
     Prompt,
@@ -162,6 +163,7 @@ def test_what_is_named_wins_then_the_folder_then_the_structure(tmp_path: Path) -
     attach_prompt(tmp_path, Prompt("mine.txt", "Q: {problem}", "seen"))
     assert choose_prompt(None, "unseen", tmp_path) == Prompt("mine.txt", "Q: {problem}", "unseen")
     assert choose_prompt(None, "sequential", tmp_path) == Prompt("mine.txt", "Q: {problem}", "sequential")
+    assert choose_prompt(AUTO, "seen", tmp_path).name == "mine.txt"
     assert choose_prompt("plain", "seen", tmp_path) == named_prompt("plain", "seen")
 
 

@@ -24,9 +24,14 @@ class Host:
     """One model, one rank or several; keeps the gradient of the last step and steps by plain gradient descent."""
 
     def __init__(
-        self, policy: Policy, structure: Structure = "seen", max_tokens: int = 10_000, lr: float = 0.0
+        self,
+        policy: Policy,
+        structure: Structure = "seen",
+        max_tokens: int = 10_000,
+        lr: float = 0.0,
+        device: str = "cpu",
     ) -> None:
-        self.policy, self.structure, self.max_tokens, self.lr = policy, structure, max_tokens, lr
+        self.policy, self.structure, self.max_tokens, self.lr, self.device = policy, structure, max_tokens, lr, device
         self.passes = 0
         self.gradient: dict[str, Tensor] = {}
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -37,7 +42,7 @@ class Host:
         wanted = int(self.over_ranks(torch.tensor(float(max(len(parts), least))), "max"))
         parts += [[]] * (wanted - len(parts))
         self.passes += len(parts)
-        return [collate_pack(part, self.policy.tags, self.structure) for part in parts]
+        return [collate_pack(part, self.policy.tags, self.structure, device=self.device) for part in parts]
 
     def over_ranks(self, value: Tensor, op: str = "sum") -> Tensor:
         if self.ranks > 1:

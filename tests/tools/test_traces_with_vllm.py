@@ -64,11 +64,15 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # prompts are never split, so that a seed gives the same tokens whatever else is in the batch
-    options = "--dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 16 --block-size 32".split()
-    options += "--no-enable-chunked-prefill --max-num-batched-tokens 2048 --served-model-name tiny".split()
-    options += ["--kv-cache-memory-bytes", str(256 << 20), "--host", "127.0.0.1", "--port", str(port)]
+    options = [
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny"),
+        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"),
+        *("--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20)),
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048", "--distributed-executor-backend", "uni"),
+    ]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder), *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # with the executor `uni`: one process less to start
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
@@ -92,7 +96,7 @@ def server(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             process.wait()
 
 
-def arguments(out: Path, folder: Path, url: str) -> list[str]:
+def arguments(out: Path, url: str) -> list[str]:
     file = out.parent / "problems.jsonl"
     rows = [{"problem": question, "answer": answer} for question, answer, _ in demonstrations()]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -102,15 +106,15 @@ def arguments(out: Path, folder: Path, url: str) -> list[str]:
     return [str(out), "--problems", str(file), *teacher, *sampling, *extra]
 
 
-def test_killed_three_times_it_ends_with_the_same_rows(model_folder: Path, server: str, tmp_path: Path) -> None:
+def test_killed_three_times_it_ends_with_the_same_rows(server: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert tool.main(arguments(whole, model_folder, server)) == 0
+    assert tool.main(arguments(whole, server)) == 0
     account = json.loads((whole / "yield.json").read_text())
     assert account["candidates"] == PROBLEMS * CANDIDATES
     assert 0 < account["kept"] < account["candidates"]
 
     raw, rng = cut / "raw.jsonl", random.Random(1)
-    command = [sys.executable, str(TOOLS / "generate_traces.py"), *arguments(cut, model_folder, server)]
+    command = [sys.executable, str(TOOLS / "generate_traces.py"), *arguments(cut, server)]
     for kills in range(3):
         there = raw.read_bytes().count(b"\n") if raw.exists() else 0
         enough = there + rng.randint(2, 20)
@@ -120,7 +124,7 @@ def test_killed_three_times_it_ends_with_the_same_rows(model_folder: Path, serve
         run.send_signal(signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL, f"it ended before kill {kills + 1}"
     assert 0 < raw.read_bytes().count(b"\n") - 1 < PROBLEMS * CANDIDATES
-    assert tool.main(arguments(cut, model_folder, server)) == 0
+    assert tool.main(arguments(cut, server)) == 0
 
     for name in ("train.jsonl", "yield.json", "solve_rates.jsonl"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
