@@ -1,8 +1,8 @@
 """The command line: `python -m parallel_r1 {fit,validate,test,predict} --config FILE [--key=value ...]`.
 
 A LightningCLI whose model and data come in named stages. Stage names are read from the config files first, so that
-each stage gets typed options of its own (`--curriculum.stages.hard.trainer.max_steps=5`), several files merge key by key,
-and an unknown key is refused with its name.
+each stage gets typed options of its own (`--curriculum.stages.hard.trainer.max_steps=5`), several files merge key by
+key, and an unknown key is refused with its name.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from parallel_r1.modules.base import Schedule, StageModule
 from parallel_r1.modules.batching import Row
 from parallel_r1.modules.responder import Generation, Mode
+from parallel_r1.structure.tokens import inserted_by_scheduler
 from parallel_r1.types import Problem, Rollout
 
 
@@ -73,10 +74,17 @@ class SFTModule(StageModule):
         )
 
     def row(self, problem: Problem) -> Row:
-        """Prompt and demonstration as ids, closed by an end-of-sequence token; every response token is trained."""
+        """Prompt and demonstration as ids, closed by an end-of-sequence token; the loss falls on the response only.
+
+        In the unseen structure the tags that the fork-join scheduler writes are context here too.
+        """
         if problem.demonstration is None:
             raise ValueError(f"problem {problem.id} of tier {problem.tier!r} has no demonstration to imitate")
         ids = self.policy.tokenizer(problem.demonstration, add_special_tokens=False).input_ids
         response = (*ids, self.policy.eos_ids[0])
-        n = len(response)
-        return Row(Rollout(self.responder.prompt_ids(problem), response, (0.0,) * n, (True,) * n, finished=True))
+        trained = (True,) * len(response)
+        if self.generation.structure == "unseen":
+            inserted = inserted_by_scheduler(response, self.policy.tags, self.responder.plan().openings)
+            trained = tuple(not i for i in inserted)
+        prompt = self.responder.prompt_ids(problem)
+        return Row(Rollout(prompt, response, (0.0,) * len(response), trained, finished=True))

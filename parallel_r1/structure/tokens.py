@@ -111,6 +111,26 @@ def _merge_main(parts: list[Segment]) -> tuple[Segment, ...]:
     return tuple(merged)
 
 
+def inserted_by_scheduler(ids: Sequence[int], tags: TagIds, openings: Sequence[Sequence[int]] = ()) -> tuple[bool, ...]:
+    """Which tokens of a response a fork-join scheduler would write itself, so that a policy need not learn them.
+
+    They are the opening `<Path>` of each path (and what follows it there by `openings[i]`), the
+    `</Parallel>` of a block and the opening `<Summary>`.
+    """
+    inserted = [False] * len(ids)
+    for segment in segments(ids, tags):
+        if segment.kind == "main":
+            for i in range(segment.start, segment.end):
+                inserted[i] = ids[i] == tags.end_parallel
+            continue
+        inserted[segment.start] = True
+        if segment.kind == "path" and segment.path < len(openings):
+            opening, after = list(openings[segment.path]), segment.start + 1
+            if list(ids[after : after + len(opening)]) == opening:
+                inserted[after : after + len(opening)] = [True] * len(opening)
+    return tuple(inserted)
+
+
 def token_counts(ids: Sequence[int], sampled: Sequence[bool], tags: TagIds) -> tuple[int, int]:
     """(total, critical) numbers of sampled tokens of a response.
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_r1.structure.grammar import TAGS, parse, render_block
-from parallel_r1.structure.tokens import Segment, TagIds, segments, token_counts
+from parallel_r1.structure.tokens import Segment, TagIds, inserted_by_scheduler, segments, token_counts
 
 PAR, END_PAR, PATH, END_PATH, SUM, END_SUM = range(1, 7)
 TAG_IDS = TagIds(PAR, END_PAR, PATH, END_PATH, SUM, END_SUM)
@@ -181,3 +181,14 @@ def test_missing_tags_are_named(unk: int | None) -> None:
 def test_tags_that_share_an_id_are_refused() -> None:
     with pytest.raises(ValueError, match="share one token id"):
         TagIds.from_tokenizer(Lookup(dict.fromkeys(TAGS, 7), 0))
+
+
+def test_what_a_fork_join_scheduler_writes_itself() -> None:
+    one, two = 21, 22
+    ids = [X, PAR, PATH, one, X, END_PATH, PATH, X, END_PATH, END_PAR, SUM, X, END_SUM, X]
+    plain = [i in (2, 6, 9, 10) for i in range(14)]
+    assert list(inserted_by_scheduler(ids, TAG_IDS)) == plain
+    # path 0 carries its number; path 1 does not carry the one it should, so nothing of it was inserted
+    numbered = [i in (2, 3, 6, 9, 10) for i in range(14)]
+    assert list(inserted_by_scheduler(ids, TAG_IDS, [(one,), (two,)])) == numbered
+    assert inserted_by_scheduler([X, PATH, SUM], TAG_IDS) == (False, False, False), "tags out of place are the policy's"
