@@ -37,3 +37,13 @@ def test_help_with_other_options_is_left_to_the_command_line() -> None:
     assert stored_help(["fit", "--config", "x.yaml", "--help"]) is None
     assert stored_help(["fit"]) is None
     assert stored_help(["fly", "--help"]) is None
+
+
+def test_parsing_a_config_imports_no_vllm() -> None:
+    # jsonargparse resolves types by executing `if TYPE_CHECKING:` blocks, so even those must not name vLLM
+    code = (
+        "import sys; from parallel_r1.cli import CurriculumCLI; "
+        "CurriculumCLI(['fit', '--config', 'configs/quickstart.yaml']); assert 'vllm' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -31,9 +31,6 @@ from parallel_r1.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from vllm import LLMEngine, RequestOutput, SamplingParams
-
-    from parallel_r1.rollout.kv_splice import SpliceStore
 
 _CPU_KV_BYTES = 1 << 30
 _CPU_BLOCK_SIZE = 32
@@ -92,7 +89,7 @@ class VLLMEngine(RolloutEngine):
         self.prompt_tokens = self.cached_prompt_tokens = 0
         self.computed: dict[str, int] = {}
         self.requests: dict[str, int] = {}
-        self._engine: LLMEngine | None = None
+        self._engine: Any = None  # a vllm.LLMEngine: naming the type would have the command line import vLLM
         self._shutdown: weakref.finalize | None = None
         self._loaded: dict[str, Any] = {}
         self._names: frozenset[str] = frozenset()
@@ -100,7 +97,7 @@ class VLLMEngine(RolloutEngine):
         self._asleep: set[str] = set()
         self._on_cpu = False
         self._branching: Positions | None = None
-        self._store: SpliceStore | None = None
+        self._store: Any = None
 
     def start(self, model_dir: Path, branching: Positions | None = None) -> None:
         config = read_config(model_dir)
@@ -189,7 +186,7 @@ class VLLMEngine(RolloutEngine):
         self.prompt_tokens = self.cached_prompt_tokens = 0
         rollouts: dict[int, Rollout] = {}
 
-        def keep(index: int, output: RequestOutput) -> None:
+        def keep(index: int, output: Any) -> None:
             completion = output.outputs[0]
             finished = completion.finish_reason == "stop"
             ids, logprobs = completion.token_ids, completion.logprobs.logprobs
@@ -229,7 +226,7 @@ class VLLMEngine(RolloutEngine):
         self.computed, self.requests = dict(splicer.computed), dict(splicer.requests)
         return [rollouts[index] for index in range(len(requests))]
 
-    def _ready(self, requests: Sequence[Request], sampling: Sampling, asked: Positions | None) -> LLMEngine:
+    def _ready(self, requests: Sequence[Request], sampling: Sampling, asked: Positions | None) -> Any:
         """The engine, awake, if it can serve the requests. asked: None for plain text, else positions of branches."""
         engine = self._require_engine()
         if not self._weights_known:
@@ -266,13 +263,13 @@ class VLLMEngine(RolloutEngine):
         self._asleep = set()
         self._branching, self._store = None, None
 
-    def _require_engine(self) -> LLMEngine:
+    def _require_engine(self) -> Any:
         if self._engine is None:
             raise RuntimeError("the engine is not running: call start first")
         return self._engine
 
 
-def _launch(arguments: dict[str, Any]) -> tuple[LLMEngine, bool]:
+def _launch(arguments: dict[str, Any]) -> tuple[Any, bool]:
     """A running vLLM engine, and whether it made the default process group itself (the trainer had none)."""
     from vllm import EngineArgs, LLMEngine
 
@@ -297,7 +294,7 @@ def _launch(arguments: dict[str, Any]) -> tuple[LLMEngine, bool]:
     return engine, owns_process_group
 
 
-def sampling_params(request: Request, sampling: Sampling) -> SamplingParams:
+def sampling_params(request: Request, sampling: Sampling) -> Any:
     """vLLM's parameters for one request."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
