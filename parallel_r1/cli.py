@@ -200,6 +200,8 @@ _NOISE = (
     r".*does not have many workers",
     r".*Consider setting `persistent_workers",
     r".*module\(s\) in eval mode at the start of training",
+    r"predict returned None",
+    r".*torch.jit.script",
 )
 _CHATTER = ("💡 Tip", "GPU available", "TPU available", "HPU available", "`Trainer.", "Trainer already configured")
 

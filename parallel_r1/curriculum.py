@@ -153,8 +153,12 @@ class Curriculum:
     def prepare(self, task: Task) -> None:
         """Write the base policy where a stage will start from it. Raises ValueError if it cannot be loaded."""
         starts = [self.start_folder(name) for name in self.chosen(task)[:1] if not self.finished(name)]
-        if self.root / "base" in starts and _is_first_rank():
+        if self.root / "base" not in starts:
+            return
+        if _is_first_rank():
             self.source.prepare(self.root / "base", self.seed)
+        else:  # there is no process group yet to wait in
+            _wait_for_model(self.root / "base")
 
     # ------------------------------------------------------------------ running
 
@@ -179,7 +183,10 @@ class Curriculum:
         before = self._known_evaluation(name, folder) or self._evaluate(trainer, stage)
         trainer.fit(module, datamodule=stage.data)
         after = self._evaluate(trainer, stage)
-        weights = dict(module.export_weights())  # collective: every rank takes part
+        weights = {}
+        for key, tensor in module.export_weights():  # collective: every rank takes part, the first one keeps
+            if trainer.is_global_zero:
+                weights[key] = tensor.detach().cpu()
         if trainer.is_global_zero:
             export_policy(module.policy, self.folder(name) / "model", weights, module.responder.prompt)
             record = StageRecord(
@@ -274,6 +281,15 @@ def write_json(path: Path, value: Any) -> None:
     draft = path.with_name(path.name + ".partial")
     draft.write_text(json.dumps(value, indent=2) + "\n")
     os.replace(draft, path)
+
+
+def _wait_for_model(folder: Path, limit_s: float = 3600.0) -> None:
+    """Wait until the first rank has written a model folder. Raises TimeoutError after `limit_s` seconds."""
+    start = time.monotonic()
+    while not is_model_folder(folder):
+        if time.monotonic() - start > limit_s:
+            raise TimeoutError(f"the first rank has not written {folder} within {limit_s:.0f} s; see its messages")
+        time.sleep(0.5)
 
 
 def _is_first_rank() -> bool:

@@ -43,6 +43,8 @@ class RLModule(StageModule):
         max_tokens_per_micro_batch: tokens a forward pass may hold; the update does not depend on it.
         max_logprob_gap: stop when the engine's and the trainer's log-probabilities of a sampled token differ by more
             (nats). 1e-4 suits float32; null, never stop, suits bfloat16.
+        save_rollouts: responses an iteration to append to `rollouts.jsonl` of the stage, those of the highest reward
+            first (first rank's share alone); `tools/generate_traces.py --from-rollouts` makes demonstrations of them.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
     """
 
@@ -59,6 +61,7 @@ class RLModule(StageModule):
         gradient_clip: float | None = 1.0,
         max_tokens_per_micro_batch: int = 16384,
         max_logprob_gap: float | None = None,
+        save_rollouts: int = 0,
         eval_modes: list[Mode] = ["free"],  # noqa: B006
     ) -> None:
         super().__init__(generation, optimizer, schedule, gradient_clip, max_tokens_per_micro_batch, eval_modes)
@@ -67,6 +70,7 @@ class RLModule(StageModule):
         self.objective = objective
         self.mini_batches, self.ppo_epochs = mini_batches, ppo_epochs
         self.max_logprob_gap = max_logprob_gap
+        self.save_rollouts = save_rollouts
         self.reference: Policy | None = None
 
     def check(self) -> None:
