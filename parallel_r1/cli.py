@@ -201,6 +201,7 @@ _NOISE = (
     r".*Consider setting `persistent_workers",
     r".*module\(s\) in eval mode at the start of training",
     r"predict returned None",
+    r"It is recommended to use `self.log",  # vLLM's process group makes one rank look like several
     r".*torch.jit.script",
 )
 _CHATTER = ("💡 Tip", "GPU available", "TPU available", "HPU available", "`Trainer.", "Trainer already configured")

@@ -342,6 +342,9 @@ def save_folder(
     prompt: Prompt | None = None,
 ) -> None:
     """Write a model folder: to a sibling first, then renamed, so that whoever reads `folder` sees all of it or none."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(folder.name + ".partial")
     shutil.rmtree(draft, ignore_errors=True)

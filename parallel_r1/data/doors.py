@@ -17,6 +17,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from parallel_r1.structure.grammar import TAGS, render_block
@@ -138,8 +139,13 @@ def make_problems(
     shares: of the styles parallel, sequential, late among the demonstrations.
     meta["critical_budget"]: critical tokens of a perfect parallel response, end-of-sequence token included.
     """
+    return list(_made(tier, split, size, doors, tuple(shares), seed))
+
+
+@lru_cache(maxsize=16)  # the stages of a curriculum share their validation problems
+def _made(tier: Tier, split: Split, size: int, doors: int, shares: tuple[float, ...], seed: int) -> tuple[Problem, ...]:
     rng = random.Random(f"doors/{tier}/{split}/{doors}/{seed}")
-    return list(_draw(rng, tier, split, size, doors, shares))
+    return tuple(_draw(rng, tier, split, size, doors, shares))
 
 
 def _draw(

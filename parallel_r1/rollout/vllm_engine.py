@@ -152,6 +152,7 @@ class VLLMEngine(RolloutEngine):
             "enable_sleep_mode": self.sleep_level > 0 and not self._on_cpu,
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: temperature and bans applied
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
         if self._on_cpu:
             context = self.max_model_len or config.get("max_position_embeddings") or 0

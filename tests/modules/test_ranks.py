@@ -11,6 +11,9 @@ import torch
 import two_ranks
 from conftest import write_tiny_model
 
+pytestmark = pytest.mark.integration  # starts a process a rank
+
+
 SCRIPT = Path(two_ranks.__file__)
 
 
