@@ -3,8 +3,8 @@
 It stands in for a pre-trained model, and a pre-trained model can look things up. A random one cannot, and on two CPU
 cores it may never find out how (measured, see LOG.md). So `induction_init` starts the first two layers as what every
 trained language model holds: previous-token heads, and induction heads that find the place where the current token
-occurred before and copy what came next (Olsson et al. 2022, arXiv 2209.11895). The first do their work from the start; the
-second are only a bias, which training completes. Everything else, the task included, is learned.
+occurred before and copy what came next (Olsson et al. 2022, arXiv 2209.11895). The first do their work from the start;
+the second are only a bias, which training completes. Everything else, the task included, is learned.
 """
 
 from __future__ import annotations
