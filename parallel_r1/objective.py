@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from parallel_r1.methods import Advantage, Aggregation, Kl, Mismatch, Objective, Std
@@ -51,11 +50,6 @@ def advantages(
     elif std == "batch":
         centred = centred / (moments(centred if kind == "reinforce_pp" else rewards)[1] + eps)
     return centred.masked_fill(equal, 0.0)
-
-
-def group_advantages(rewards: Tensor, normalize_std: bool = True, eps: float = 1e-4) -> Tensor:
-    """GRPO's (DeepSeekMath, arXiv 2402.03300): (r - mean) / (std + eps) inside each group. [P, G] -> [P, G]."""
-    return advantages(rewards, "grpo", "group" if normalize_std else "none", eps=eps)
 
 
 # --------------------------------------------------------------------------- the policy's side
@@ -214,12 +208,6 @@ def policy_loss(
     objective = Objective(loss="ppo", clip_low=clip_low, clip_high=clip_high)
     out = surrogate(new - old, new, advantages[:, None].expand_as(mask)[mask], objective)
     return PolicyLoss(out.value.sum(), out.low.sum(), out.high.sum())
-
-
-def sft_loss(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Sum of the cross-entropy (nats) over the tokens where mask is True. logits: [R, T, V], targets, mask: [R, T]."""
-    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-    return torch.where(mask, losses, 0.0).sum()
 
 
 def _per_response(values: Tensor, response: Tensor, responses: int, mean: bool) -> Tensor:

@@ -15,12 +15,10 @@ from parallel_r1.objective import (
     Surrogate,
     advantages,
     denominator,
-    group_advantages,
     kl_estimate,
     log_ratios,
     mismatch_correction,
     policy_loss,
-    sft_loss,
     surrogate,
     token_logprobs,
     token_weights,
@@ -34,23 +32,23 @@ def test_advantages_by_hand() -> None:
     # row 1: mean -1/3; centred 4/3, -2/3, -2/3; unbiased variance (16/9 + 4/9 + 4/9) / 2 = 4/3, deviation 1.154701
     # row 2: mean 0.4; centred 0.8, 0.6, -1.4; variance (0.64 + 0.36 + 1.96) / 2 = 1.48, deviation 1.216553
     centred = torch.tensor([[4 / 3, -2 / 3, -2 / 3], [0.8, 0.6, -1.4]])
-    torch.testing.assert_close(group_advantages(rewards, normalize_std=False), centred)
+    torch.testing.assert_close(advantages(rewards, std="none"), centred)
     scaled = centred / torch.tensor([[1.154701 + 1e-4], [1.216553 + 1e-4]])
-    torch.testing.assert_close(group_advantages(rewards), scaled, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(advantages(rewards), scaled, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_groups_without_contrast_have_exactly_zero_advantage(normalize_std: bool) -> None:
     # in float32 the mean of seven times -1.2 is not -1.2, so equal rewards need care; a group of one has no deviation
     for rewards in (torch.full((2, 3), 0.1), torch.tensor([[1.0], [-1.0]]), torch.full((1, 7), -1.2)):
-        assert torch.equal(group_advantages(rewards, normalize_std), torch.zeros_like(rewards))
+        assert torch.equal(advantages(rewards, std="group" if normalize_std else "none"), torch.zeros_like(rewards))
 
 
 def test_each_group_is_its_own() -> None:
     rewards = torch.tensor([[1.0, -1.0], [5.0, 5.0], [0.0, 3.0]])
-    together = group_advantages(rewards)
+    together = advantages(rewards)
     for p in range(3):
-        assert torch.equal(together[p : p + 1], group_advantages(rewards[p : p + 1]))
+        assert torch.equal(together[p : p + 1], advantages(rewards[p : p + 1]))
 
 
 def test_token_logprobs_by_hand() -> None:
@@ -134,27 +132,6 @@ def test_an_empty_mask_gives_a_zero_that_can_be_differentiated() -> None:
     assert loss.item() == 0
     assert torch.equal(logp.grad, torch.zeros(2, 3))
 
-    logits = torch.randn(2, 3, 5, requires_grad=True)
-    loss = sft_loss(logits, torch.zeros(2, 3, dtype=torch.int64), nothing)
-    loss.backward()
-    assert loss.item() == 0
-    assert torch.equal(logits.grad, torch.zeros(2, 3, 5))
-
-
-def test_sft_loss_by_hand() -> None:
-    logits = torch.log(torch.tensor([[[1.0, 1.0, 2.0], [1.0, 3.0, 4.0]], [[1.0, 8.0, 1.0], [5.0, 3.0, 2.0]]]))
-    targets, mask = torch.tensor([[2, 1], [1, 0]]), torch.tensor([[True, True], [False, True]])
-    # -ln 2/4 - ln 3/8 - ln 5/10
-    assert sft_loss(logits, targets, mask).item() == pytest.approx(math.log(4 / 2) + math.log(8 / 3) + math.log(2))
-
-
-def test_sft_loss_ignores_impossible_masked_tokens() -> None:
-    logits = torch.tensor([[[0.0, 0.0], [0.0, -math.inf]]], requires_grad=True)
-    loss = sft_loss(logits, torch.tensor([[0, 1]]), torch.tensor([[True, False]]))
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(2))
-    assert logits.grad.isfinite().all()
-
 
 class Step:
     """One optimizer step on a small linear policy: R rows of T tokens, features of width 6, 9 words."""
@@ -170,28 +147,24 @@ class Step:
         noise = 0.3 * torch.randn(rows, tokens, generator=generator, dtype=torch.float64)
         self.old = (self.features @ self.weight).log_softmax(-1).gather(-1, self.targets[..., None])[..., 0] + noise
 
-    def gradient(self, pieces: list[list[int]], supervised: bool) -> Tensor:
+    def gradient(self, pieces: list[list[int]]) -> Tensor:
         weight = self.weight.clone().requires_grad_()
         trained = self.mask.sum()
         for rows in pieces:
             logits = self.features[rows] @ weight
-            if supervised:
-                loss = sft_loss(logits, self.targets[rows], self.mask[rows])
-            else:
-                logp = logits.log_softmax(-1).gather(-1, self.targets[rows].unsqueeze(-1)).squeeze(-1)
-                loss = policy_loss(logp, self.old[rows], self.advantages[rows], self.mask[rows], LOW, HIGH).loss
+            logp = logits.log_softmax(-1).gather(-1, self.targets[rows].unsqueeze(-1)).squeeze(-1)
+            loss = policy_loss(logp, self.old[rows], self.advantages[rows], self.mask[rows], LOW, HIGH).loss
             (loss / trained).backward()
         return weight.grad
 
 
-@pytest.mark.parametrize("supervised", [False, True])
 @pytest.mark.parametrize("count", [2, 7])
-def test_splitting_a_step_leaves_its_gradient_alone(count: int, supervised: bool) -> None:
+def test_splitting_a_step_leaves_its_gradient_alone(count: int) -> None:
     step = Step()
     pieces = [part.tolist() for part in torch.arange(7).tensor_split(count)]
-    whole = step.gradient([list(range(7))], supervised)
+    whole = step.gradient([list(range(7))])
     assert whole.abs().max() > 0.01
-    torch.testing.assert_close(step.gradient(pieces, supervised), whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(step.gradient(pieces), whole, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -199,8 +172,8 @@ def test_splitting_a_step_leaves_its_gradient_alone(count: int, supervised: bool
 def test_the_order_of_samples_is_irrelevant(order: list[int], cut: int) -> None:
     step = Step()
     torch.testing.assert_close(
-        step.gradient([order[:cut], order[cut:]], supervised=False),
-        step.gradient([list(range(7))], supervised=False),
+        step.gradient([order[:cut], order[cut:]]),
+        step.gradient([list(range(7))]),
         rtol=1e-9,
         atol=1e-12,
     )
@@ -210,11 +183,9 @@ def test_means_of_unequal_pieces_would_not_do() -> None:
     """The check above can fail: averaging each piece by its own tokens, as is often done, gives another gradient."""
     step = Step()
     halves = [list(range(2)), list(range(2, 7))]
-    whole = step.gradient([list(range(7))], supervised=False)
+    whole = step.gradient([list(range(7))])
     trained = step.mask.sum()
-    averaged = sum(
-        step.gradient([part], supervised=False) * (trained / step.mask[part].sum()) / len(halves) for part in halves
-    )
+    averaged = sum(step.gradient([part]) * (trained / step.mask[part].sum()) / len(halves) for part in halves)
     assert (averaged - whole).abs().max() > 0.01
 
 
