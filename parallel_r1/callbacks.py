@@ -47,11 +47,20 @@ class StageProgress(ProgressBar):
         super().__init__()
         self.stage = stage
         self.bar: Any = None
+        self.shown = True
+
+    def disable(self) -> None:  # Lightning calls it on every rank but the first
+        self.shown = False
+
+    def enable(self) -> None:
+        self.shown = True
 
     def _open(self, what: str, total: int | None, initial: int = 0) -> None:
         from tqdm import tqdm
 
         self._close()
+        if not self.shown:
+            return
         self.bar = tqdm(
             total=total,
             initial=initial,
@@ -74,6 +83,8 @@ class StageProgress(ProgressBar):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         if self.bar is None:  # a validation in mid-training closed it
             self._open("train", trainer.max_steps, trainer.global_step - 1)
+        if self.bar is None:
+            return
         logged = trainer.callback_metrics
         shown = {name: f"{float(logged[key]):.3g}" for name, key in self.SHOWN.items() if key in logged}
         if "reward" in shown:

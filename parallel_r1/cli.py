@@ -21,7 +21,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from parallel_r1.callbacks import RolloutTable, StageLogger, StageProgress, print_summary
-from parallel_r1.curriculum import Curriculum, Stage, write_json
+from parallel_r1.curriculum import Curriculum, Stage, is_first_rank, write_json
 from parallel_r1.policy import PolicySource
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.shell import TASKS
@@ -112,7 +112,8 @@ class CurriculumCLI(LightningCLI):
 
     def make_trainer(self, stage: str, step_offset: int, overrides: dict[str, Any]) -> Trainer:
         """A Trainer for one stage: the shared arguments, its own overrides, its logger and its bar."""
-        shared = dict(self.options.trainer)
+        # anew for each stage: a strategy or a callback belongs to the Trainer that first used it
+        shared = dict(self.parser.instantiate(self.config)[self.subcommand].trainer)
         root = Path(self.options.curriculum.root or f"runs/{self.options.curriculum.name}")
         callbacks = shared.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
@@ -178,19 +179,15 @@ def main(args: list[str] | None = None) -> None:
         curriculum = cli.curriculum()
         task = cli.subcommand
         curriculum.check(task)
-        if task == "fit":
+        if task == "fit" and is_first_rank():
             cli.save_config(curriculum.root)
         curriculum.prepare(task)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    if task == "fit":
-        print_summary(curriculum.fit(), curriculum.root)
-        print(
-            f"summary: {curriculum.root / 'summary.json'}   watch: tensorboard --logdir {curriculum.root}/tensorboard"
-        )
-    else:
-        report(task, curriculum.evaluate(task), curriculum.root)
+    results = curriculum.fit() if task == "fit" else curriculum.evaluate(task)
+    if is_first_rank():
+        report(task, results, curriculum.root)
 
 
 # what libraries say that a user can do nothing about
@@ -217,8 +214,12 @@ def quiet_libraries() -> None:
         logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith((*_CHATTER, "Seed set")))
 
 
-def report(task: str, results: dict[str, Any], root: Path) -> None:
-    """Write what validate, test or predict found to the run folder, and say where."""
+def report(task: str, results: Any, root: Path) -> None:
+    """Show what a task found, write that of validate, test and predict to the run folder, and say where it lies."""
+    if task == "fit":
+        print_summary(results, root)
+        print(f"summary: {root / 'summary.json'}   watch: tensorboard --logdir {root}/tensorboard")
+        return
     if task == "predict":
         for stage, judged in results.items():
             path = root / f"predictions-{stage}.jsonl"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, get_type_hints
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from parallel_r1.data.datamodules import ProblemDataModule
 from parallel_r1.data.overlap import stage_overlaps
@@ -155,7 +155,7 @@ class Curriculum:
         starts = [self.start_folder(name) for name in self.chosen(task)[:1] if not self.finished(name)]
         if self.root / "base" not in starts:
             return
-        if _is_first_rank():
+        if is_first_rank():
             self.source.prepare(self.root / "base", self.seed)
         else:  # there is no process group yet to wait in
             _wait_for_model(self.root / "base")
@@ -292,5 +292,6 @@ def _wait_for_model(folder: Path, limit_s: float = 3600.0) -> None:
         time.sleep(0.5)
 
 
-def _is_first_rank() -> bool:
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+def is_first_rank() -> bool:
+    """Before there is a process group Lightning reads the rank from the launcher's environment."""
+    return getattr(rank_zero_only, "rank", 0) in (None, 0)

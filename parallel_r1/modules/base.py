@@ -254,6 +254,13 @@ class StageModule(L.LightningModule):
         rollouts = self.responder.respond(problems, _PREDICTION, share=self.share(), first=first)
         self.predictions += self.responder.judge(problems, rollouts)
 
+    def on_predict_epoch_end(self) -> None:
+        """Bring the predictions of all ranks together, those of the first rank first."""
+        if self.trainer.world_size > 1:
+            parts: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, self.predictions)
+            self.predictions = [judged for part in parts for judged in part]
+
     # ------------------------------------------------------------------ hand-over
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:

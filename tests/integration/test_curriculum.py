@@ -143,6 +143,31 @@ def test_test_and_predict_run_on_the_last_finished_stage(run: Path) -> None:
     assert set(rows[0]) >= {"id", "question", "response"}
 
 
+def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
+    strategy = "--trainer.strategy"
+    options = (
+        "--config=configs/debug.yaml",
+        f"--curriculum.root={tmp_path}/run",
+        "--trainer.devices=2",
+        f"{strategy}=lightning.pytorch.strategies.ModelParallelStrategy",
+        f"{strategy}.data_parallel_size=2",
+        f"{strategy}.tensor_parallel_size=1",
+        f"{strategy}.process_group_backend=gloo",
+    )
+    done = parallel_r1("fit", *options)
+    assert done.stdout.count("summary:") == 1, "one rank reports"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [s["steps"] for s in summary["stages"]] == [12, 3, 3]
+    assert summary["stages"][2]["after"]["hard/n"] == 32, "both ranks' shares are counted, each problem once"
+    for stage in ("easy", "hard"):
+        gaps = scalars(tmp_path / "run", stage)["rollout_logprob_gap/max"]
+        assert len(gaps) == 3
+        assert all(gap < 1e-4 for _, gap in gaps), gaps
+    parallel_r1("predict", *options)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions-hard.jsonl").read_text().splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows) == 64, "both ranks' problems are answered, each once"
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside this checkout (../shared/data)")
 def test_real_data_runs_with_finite_losses(tmp_path: Path) -> None:
     parallel_r1("fit", "--config", "configs/real_data_debug.yaml", f"--curriculum.root={tmp_path}/run")
