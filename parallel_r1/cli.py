@@ -128,7 +128,7 @@ class CurriculumCLI(LightningCLI):
     def save_config(self, root: Path) -> None:
         """Keep the configuration as it ran beside its results."""
         root.mkdir(parents=True, exist_ok=True)
-        config = self.parser.dump(self.config, skip_none=True)
+        config = self.parser.dump(self.config, skip_unset=True)
         (root / "config.yaml").write_text(config)
 
 

@@ -237,6 +237,7 @@ class StageModule(L.LightningModule):
         self._end_evaluation("test")
 
     def _end_evaluation(self, split: str) -> None:
+        self.responder.rest()
         self.evaluation = {}
         for mode, metrics in self._metrics.items():
             for key, value in metrics.compute().items():

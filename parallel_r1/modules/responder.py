@@ -119,6 +119,11 @@ class Responder:
         self.weights_changed = False
         return time.perf_counter() - start
 
+    def rest(self) -> None:
+        """Let the engine give its device memory to the update. What it holds is unknown afterwards: refresh first."""
+        self.engine.sleep()
+        self.weights_changed = True
+
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem, encoded once."""
         if problem.id not in self._prompts:

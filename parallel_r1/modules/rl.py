@@ -110,6 +110,7 @@ class RLModule(StageModule):
 
         seen = self.roll_out(problems, iteration, objective)
         seen, used = self.refill(seen, iteration, objective)
+        self.responder.rest()
         credit = advantages(used.rewards, objective.advantage, objective.std, self.moments)
         groups = rows_of(used.rollouts, credit, mask_cut=objective.overlong == "mask")
 

@@ -111,8 +111,3 @@ def render_block(paths: list[str] | tuple[str, ...], summary: str) -> str:
         raise ValueError(f"a block needs two or more paths, got {len(paths)}")
     inner = "".join(f"{PATH}{path}{END_PATH}" for path in paths)
     return f"{PARALLEL}{inner}{END_PARALLEL}{SUMMARY}{summary}{END_SUMMARY}"
-
-
-def strip_tags(text: str) -> str:
-    """The text with every control tag removed."""
-    return "".join(_SPLIT.split(text)[::2])
