@@ -93,6 +93,7 @@ class CurriculumCLI(LightningCLI):
             sub = self.init_parser(description=text, usage=usage)
             if task == asked:
                 self._add_arguments(sub)
+                self._task_parser = sub
             actions.add_subcommand(task, sub, help=text)
 
     @property
@@ -128,7 +129,7 @@ class CurriculumCLI(LightningCLI):
     def save_config(self, root: Path) -> None:
         """Keep the configuration as it ran beside its results."""
         root.mkdir(parents=True, exist_ok=True)
-        config = self.parser.dump(self.config, skip_unset=True)
+        config = self._task_parser.dump(self.config[self.subcommand], skip_unset=True)
         (root / "config.yaml").write_text(config)
 
 

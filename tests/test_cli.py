@@ -129,6 +129,13 @@ def test_print_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixtur
     assert stages["cold_start"].data.train_sizes == {"easy": 7840, "hard": 160}
 
 
+def test_the_config_kept_beside_the_results_runs_again(tmp_path: Path) -> None:
+    configured(f"{HARD}.trainer.max_steps=7").save_config(tmp_path)
+    again = CurriculumCLI(["fit", "--config", str(tmp_path / "config.yaml")]).curriculum()
+    assert list(again.stages) == ["cold_start", "easy", "hard"]
+    assert again.stages["hard"].trainer.max_steps == 7
+
+
 def test_stage_names_come_from_all_files_in_order(tmp_path: Path) -> None:
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
     a.write_text("curriculum: {stages: {one: {}, two: {}}}\n")
