@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -230,6 +230,12 @@ class Policy:
         """The text of a response: tags kept, end-of-sequence and padding left out."""
         kept = [i for i in response_ids if i not in self.eos_ids and i != self.pad_id]
         return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token alone, for people: a character that spans tokens shows as replacement characters."""
+        return self.tokenizer.batch_decode(
+            [[i] for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
 
 def load_policy(folder: Path, source: PolicySource) -> Policy:

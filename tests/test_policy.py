@@ -422,3 +422,8 @@ def test_attention_that_cannot_isolate_paths_is_refused(policy: Policy, monkeypa
     monkeypatch.setattr(policy.model.config, "_attn_implementation_internal", "flash_attention_2")
     with pytest.raises(ValueError, match=r"attn_implementation='flash_attention_2' cannot isolate paths: choose sdpa"):
         policy.logits(batch)
+
+
+def test_pieces_are_the_texts_of_tokens_alone(tiny_model_dir: Path) -> None:
+    policy = load_policy(tiny_model_dir, PolicySource(model=str(tiny_model_dir)))
+    assert policy.pieces([policy.tags.parallel, 8, 1]) == ["<Parallel>", "0", "<eos>"]
