@@ -425,5 +425,5 @@ def test_attention_that_cannot_isolate_paths_is_refused(policy: Policy, monkeypa
 
 
 def test_pieces_are_the_texts_of_tokens_alone(tiny_model_dir: Path) -> None:
-    policy = load_policy(tiny_model_dir, PolicySource(model=str(tiny_model_dir)))
+    policy = load_policy(tiny_model_dir, PolicySource(name=str(tiny_model_dir)))
     assert policy.pieces([policy.tags.parallel, 8, 1]) == ["<Parallel>", "0", "<eos>"]
