@@ -4,6 +4,7 @@
 <root>/base/                     the start policy, tags added
 <root>/stages/<name>/model/      the finished stage, a Hugging Face folder; the next stage starts from it
 <root>/stages/<name>/stage.json  its record; written last, so a stage that has one is finished
+<root>/stages/<name>/rollouts/   responses of its training, where `save_rollouts` asks for them
 <root>/tensorboard/<name>/       its events; the step axis goes on where the stage before stopped
 <root>/summary.json              before and after of every finished stage
 """
@@ -178,7 +179,7 @@ class Curriculum:
         offset = sum(self.record(n).steps for n in self._before(name) if self.finished(n))
         trainer = self.make_trainer(name, offset, stage.overrides())
         module = stage.module
-        module.attach(Session(self.source, self.engine, folder, self.seed, offset))
+        module.attach(Session(self.source, self.engine, folder, self.seed, offset, self.folder(name)))
         start = time.perf_counter()
         before = self._known_evaluation(name, folder) or self._evaluate(trainer, stage)
         trainer.fit(module, datamodule=stage.data)

@@ -233,9 +233,12 @@ class Policy:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone, for people: a character that spans tokens shows as replacement characters."""
-        return self.tokenizer.batch_decode(
-            [[i] for i in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        distinct = list(dict.fromkeys(ids))
+        texts = self.tokenizer.batch_decode(
+            [[i] for i in distinct], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+        text_of = dict(zip(distinct, texts, strict=True))
+        return [text_of[i] for i in ids]
 
 
 def load_policy(folder: Path, source: PolicySource) -> Policy:

@@ -2,7 +2,7 @@
 
   with a server:   generate_traces.py OUT --problems FILE --source gsm8k --model NAME --base-url http://HOST/v1
   in this process: generate_traces.py OUT --problems FILE --source gsm8k --model FOLDER
-  from a run:      generate_traces.py OUT --from-rollouts FILE.jsonl [--problems FILE --source gsm8k]
+  from a run:      generate_traces.py OUT --from-rollouts FILE_OR_FOLDER [--problems FILE --source gsm8k]
 
 OUT becomes a folder:
   raw.jsonl          every candidate; a run that ended early, or was killed, goes on from it and repeats none
@@ -135,8 +135,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("out", metavar="OUT", type=Path, help="the folder to write to, or to go on with")
     add(
         "--from-rollouts",
-        metavar="FILE",
-        help="rows {question, response, answer?, finished?, reward?}; asks no teacher",
+        metavar="PATH",
+        help="rows {question, response, answer?, finished?, reward?}, or the `rollouts` folder of a stage; asks no "
+        "teacher",
     )
 
     group = parser.add_argument_group("problems")

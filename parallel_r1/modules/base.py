@@ -34,7 +34,8 @@ _VALIDATION, _TEST, _PREDICTION = -1, -2, -3
 class Session:
     """What the runner hands to the module of a stage.
 
-    folder: the model folder the stage starts from. step_offset: optimizer steps of all earlier stages.
+    folder: the model folder the stage starts from. step_offset: optimizer steps of all earlier stages. stage_folder:
+    where training leaves files of its own, None where it leaves none.
     """
 
     source: PolicySource
@@ -42,6 +43,7 @@ class Session:
     folder: Path
     seed: int
     step_offset: int = 0
+    stage_folder: Path | None = None
 
 
 @dataclass

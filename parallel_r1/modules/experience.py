@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -68,29 +66,6 @@ class Experience:
             terms,
             self.seconds + other.seconds,
         )
-
-
-def append_rollouts(path: Path, experience: Experience, iteration: int, most: int) -> None:
-    """Append the `most` responses of the highest reward to a JSONL file, each with its problem, verdict and reward."""
-    rewards = experience.rewards.flatten().tolist()
-    best = sorted(range(len(rewards)), key=lambda i: -rewards[i])[:most]
-    lines = []
-    for i in best:
-        j = experience.judged[i]
-        row = {
-            "iteration": iteration,
-            "id": j.problem.id,
-            "question": j.problem.question,
-            "answer": j.problem.answer,
-            "response": j.text,
-            "finished": j.finished,
-            "correct": j.correct,
-            "reward": rewards[i],
-        }
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write("".join(lines))
 
 
 def rows_of(rollouts: Sequence[Rollout], advantages: Tensor, mask_cut: bool) -> list[list[Row]]:

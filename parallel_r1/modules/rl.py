@@ -16,6 +16,7 @@ from parallel_r1.methods import Objective
 from parallel_r1.modules.base import Schedule, StageModule, shard
 from parallel_r1.modules.experience import Experience, rows_of, tally_experience
 from parallel_r1.modules.responder import Generation, Mode
+from parallel_r1.modules.rollout_log import RolloutLog, training_rows
 from parallel_r1.modules.update import update
 from parallel_r1.objective import advantages
 from parallel_r1.policy import Policy, load_policy
@@ -43,8 +44,8 @@ class RLModule(StageModule):
         max_tokens_per_micro_batch: tokens a forward pass may hold; the update does not depend on it.
         max_logprob_gap: stop when the engine's and the trainer's log-probabilities of a sampled token differ by more
             (nats). 1e-4 suits float32; null, never stop, suits bfloat16.
-        save_rollouts: responses an iteration to append to `rollouts.jsonl` of the stage, those of the highest reward
-            first (first rank's share alone); `tools/generate_traces.py --from-rollouts` makes demonstrations of them.
+        save_rollouts: groups an iteration whose responses each rank keeps in `rollouts/` of the stage, as compressed
+            JSONL: `tools/view.py` shows them, `tools/generate_traces.py --from-rollouts` makes demonstrations of them.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
     """
 
@@ -72,6 +73,7 @@ class RLModule(StageModule):
         self.max_logprob_gap = max_logprob_gap
         self.save_rollouts = save_rollouts
         self.reference: Policy | None = None
+        self._kept: RolloutLog | None = None
 
     def check(self) -> None:
         super().check()
@@ -86,6 +88,8 @@ class RLModule(StageModule):
                 f"mini_batches={self.mini_batches}, ppo_epochs={self.ppo_epochs}: an iteration takes at least one "
                 "optimizer step, so give 1 or more"
             )
+        if self.save_rollouts < 0:
+            raise ValueError(f"save_rollouts={self.save_rollouts}: give a number of groups, or 0 to keep none")
 
     def configure_model(self) -> None:
         if self.model is None:
@@ -113,6 +117,7 @@ class RLModule(StageModule):
         self.responder.rest()
         credit = advantages(used.rewards, objective.advantage, objective.std, self.moments)
         groups = rows_of(used.rollouts, credit, mask_cut=objective.overlong == "mask")
+        self.keep(used, credit, iteration)
 
         start = time.perf_counter()
         done = update(self, groups, objective, self.score, self.reference_score, self.mini_batches, self.ppo_epochs)
@@ -193,6 +198,15 @@ class RLModule(StageModule):
 
     # ------------------------------------------------------------------ reports
 
+    def keep(self, used: Experience, credit: Tensor, iteration: int) -> None:
+        """Write this rank's first `save_rollouts` groups to the rollouts of the stage."""
+        if not self.save_rollouts or self.session.stage_folder is None:
+            return
+        if self._kept is None:
+            self._kept = RolloutLog(self.session.stage_folder / "rollouts", self.global_rank)
+        groups, pieces = self.save_rollouts, self.policy.pieces
+        self._kept.write(iteration, training_rows(used, credit, iteration, groups, self.share(), pieces))
+
     def report(self, seen: Experience, used: Experience, more: dict[str, float]) -> None:
         """Log means over the responses of all ranks. seen: all that was sampled; used: what was trained on."""
         tally = tally_experience(seen, self.policy.tags)
@@ -220,4 +234,4 @@ class RLModule(StageModule):
 
     def release(self) -> None:
         super().release()
-        self.reference = None
+        self.reference = self._kept = None

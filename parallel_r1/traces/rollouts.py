@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from parallel_r1.data.reading import Row, read_rows
 from parallel_r1.data.sources import UNKNOWN, problem_id
+from parallel_r1.evaluation.row_files import row_files, saved_rows
 from parallel_r1.traces.store import Candidate
 from parallel_r1.types import Problem
 
 
 def read_rollouts(path: str, problems: Iterable[Problem] = ()) -> tuple[list[Problem], dict[str, list[Candidate]]]:
     """Problems in the order of their first rows, and the candidates of each, those of the highest reward first.
+
+    path: a file, or the folder of rollouts that training left.
 
     Columns: `question` or `problem`; `response` or `text`; `answer`, `gold` or `ground_truth`, where the question is
     not one of `problems`; and, if there, `finished` (else true) and `reward` (else 0). Raises FileNotFoundError and
@@ -21,7 +25,7 @@ def read_rollouts(path: str, problems: Iterable[Problem] = ()) -> tuple[list[Pro
     golds = {problem_id(problem.question): problem.answer for problem in problems}
     found: dict[str, Problem] = {}
     ranked: dict[str, list[tuple[float, Candidate]]] = {}
-    for row in read_rows(path, "train"):
+    for row in _rows(path):
         question = row.text("question", "problem")
         key = problem_id(question)
         if key not in found:
@@ -36,6 +40,16 @@ def read_rollouts(path: str, problems: Iterable[Problem] = ()) -> tuple[list[Pro
     best = {key: sorted(mine, key=lambda item: (-item[0], item[1].index)) for key, mine in ranked.items()}
     numbered = {key: [replace(c, index=i) for i, (_, c) in enumerate(mine)] for key, mine in best.items()}
     return list(found.values()), numbered
+
+
+def _rows(path: str) -> Iterator[Row]:
+    place = Path(path).expanduser()
+    if not place.name.endswith(".jsonl.gz") and not any(place.glob("*.jsonl.gz")):
+        yield from read_rows(path, "train")
+        return
+    for file in row_files(place):
+        for number, values in enumerate(saved_rows(file), start=1):
+            yield Row(str(file), number, values)
 
 
 def _gold(row: Row) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +9,10 @@ import torch
 
 from parallel_r1.methods import Objective
 from parallel_r1.modules import RLModule
-from parallel_r1.modules.experience import Experience, append_rollouts, parallel_positions, rows_of, tally_experience
+from parallel_r1.modules.experience import Experience, parallel_positions, rows_of, tally_experience
 from parallel_r1.modules.tally import Tally
 from parallel_r1.structure.grammar import parse
 from parallel_r1.structure.tokens import TagIds
-from parallel_r1.traces.rollouts import read_rollouts
 from parallel_r1.types import Judged, Problem, Rollout
 
 TAGS = TagIds(1, 2, 3, 4, 5, 6)
@@ -160,19 +157,3 @@ def test_dynamic_sampling_stops_when_nothing_is_missing() -> None:
     off = Refilling(limit=0)
     seen, used = off.refill(experience([[1.0, 1.0]]), 0, off.objective)
     assert seen is used
-
-
-def test_the_best_rollouts_become_rows_that_the_trace_tool_reads(tmp_path: Path) -> None:
-    path = tmp_path / "stage" / "rollouts.jsonl"
-    append_rollouts(path, experience([[0.5, -1.0], [-1.0, 1.0]]), iteration=3, most=2)
-    append_rollouts(path, experience([[1.0, 1.0]], "q"), iteration=4, most=1)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(row["id"], row["reward"], row["iteration"]) for row in rows] == [
-        ("p1", 1.0, 3),
-        ("p0", 0.5, 3),
-        ("q0", 1.0, 4),
-    ]
-    problems, candidates = read_rollouts(str(path), [])
-    assert len(problems) == 1, "one question, asked three times"
-    assert [c.finished for c in candidates[problems[0].id]].count(False) == 1
-    assert sum(map(len, candidates.values())) == 3
