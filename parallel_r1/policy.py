@@ -27,6 +27,7 @@ from parallel_r1.structure.grammar import TAGS
 from parallel_r1.structure.tokens import TagIds
 from parallel_r1.structure.tree import dense_mask, mask_mod
 from parallel_r1.types import Pack, PolicyBatch
+from parallel_r1.vocabulary import Vocabulary, eos_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -226,19 +227,18 @@ class Policy:
             return full_weights(self.model)
         return merged(recorded(full_weights(self.model), self.adapter), self.lora.alpha / self.lora.r)
 
-    def decode(self, response_ids: tuple[int, ...]) -> str:
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What of the policy is not weights."""
+        return Vocabulary(self.tokenizer, self.tags, self.eos_ids, self.pad_id, self.folder)
+
+    def decode(self, response_ids: Sequence[int]) -> str:
         """The text of a response: tags kept, end-of-sequence and padding left out."""
-        kept = [i for i in response_ids if i not in self.eos_ids and i != self.pad_id]
-        return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.vocabulary.decode(response_ids)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone, for people: a character that spans tokens shows as replacement characters."""
-        distinct = list(dict.fromkeys(ids))
-        texts = self.tokenizer.batch_decode(
-            [[i] for i in distinct], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        text_of = dict(zip(distinct, texts, strict=True))
-        return [text_of[i] for i in ids]
+        return self.vocabulary.pieces(ids)
 
 
 def load_policy(folder: Path, source: PolicySource) -> Policy:
@@ -284,15 +284,7 @@ def eos_ids_of(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[in
 
     Raises ValueError when there is none, since no response could ever finish.
     """
-    found: dict[int, None] = {}
-    generation = getattr(model, "generation_config", None)
-    for ids in (getattr(generation, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
-        for i in ids if isinstance(ids, list | tuple) else [ids]:
-            if i is not None:
-                found[int(i)] = None
-    if not found:
-        raise ValueError("the model names no end-of-sequence token: set eos_token_id in its config.json")
-    return tuple(found)
+    return eos_ids(getattr(model, "generation_config", None), model.config, tokenizer)
 
 
 def add_tags(model: nn.Module, tokenizer: PreTrainedTokenizerBase, scale: float = 0.1) -> list[str]:

@@ -15,7 +15,7 @@ ROOT = Path(parallel_r1.__file__).parent
 
 # From the bottom up; a module imports from its own layer and from those below. The longest matching prefix decides.
 LAYERS: list[tuple[str, ...]] = [
-    ("types", "structure", "methods"),
+    ("types", "structure", "methods", "vocabulary"),
     (
         "objective",
         "optim",
@@ -137,7 +137,10 @@ def test_nothing_imports_itself_in_a_circle() -> None:
         ("sympy", ("reward",)),
         ("jsonargparse", ("cli", "shell", "curriculum")),
         ("rich", ("callbacks", "cli", "shell")),
-        ("transformers", ("policy", "attention", "tiny", "traces.teachers", "modules", "rollout", "data.prompts")),
+        (
+            "transformers",
+            ("policy", "vocabulary", "attention", "tiny", "traces.teachers", "modules", "rollout", "data.prompts"),
+        ),
     ],
 )
 def test_packages_stay_behind_their_doors(package: str, allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from parallel_r1.evaluation.measures import parallel_positions
 from parallel_r1.modules.batching import Row
 from parallel_r1.modules.tally import Statistic, Tally
 from parallel_r1.reward.diversity import response_diversity
@@ -103,15 +104,3 @@ def tally_experience(experience: Experience, tags: TagIds) -> Tally:
     for name, values in experience.terms.items():
         add(f"reward/{name}", values, "mean", "std")
     return tally
-
-
-def parallel_positions(response_ids: Sequence[int], tags: TagIds) -> list[float]:
-    """The index of each `<Parallel>` that opens a block / tokens of the response: in [0, 1), one a block."""
-    out, inside = [], False
-    for i, token in enumerate(response_ids):
-        if token == tags.parallel and not inside:
-            out.append(i / len(response_ids))
-            inside = True
-        elif token == tags.end_parallel:
-            inside = False
-    return out

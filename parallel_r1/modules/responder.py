@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from parallel_r1.data.prompts import AUTO, choose_prompt, encode_prompt, load_template
+from parallel_r1.data.prompts import AUTO, Prompt, choose_prompt, encode_prompt, load_template
 from parallel_r1.policy import Policy
 from parallel_r1.reward.grading import grade
 from parallel_r1.rollout.engine import Branching, Request, RolloutEngine, Sampling, request_seed
@@ -15,6 +15,7 @@ from parallel_r1.structure.grammar import Structure, parse
 from parallel_r1.structure.layout import Positions
 from parallel_r1.structure.tokens import token_counts
 from parallel_r1.types import Judged, Problem, Rollout
+from parallel_r1.vocabulary import Vocabulary
 
 Mode = Literal["free", "parallel", "sequential"]
 
@@ -97,12 +98,23 @@ class Generation:
 
 
 class Responder:
-    """Samples with the engine, always from the current weights of the policy, and has the answers judged."""
+    """Samples with the engine, always from the current weights of the policy, and has the answers judged.
 
-    def __init__(self, policy: Policy, engine: RolloutEngine, generation: Generation, seed: int) -> None:
+    policy: a vocabulary alone where the engine has read the weights from its folder by itself, and nothing changes them.
+    prompt: None takes the one that `generation` asks for.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Vocabulary,
+        engine: RolloutEngine,
+        generation: Generation,
+        seed: int,
+        prompt: Prompt | None = None,
+    ) -> None:
         self.policy, self.engine, self.generation, self.seed = policy, engine, generation, seed
-        self.weights_changed = True
-        self.prompt = choose_prompt(generation.prompt, generation.structure, policy.folder)
+        self.weights_changed = isinstance(policy, Policy)
+        self.prompt = prompt or choose_prompt(generation.prompt, generation.structure, policy.folder)
         self._prompts: dict[str, tuple[int, ...]] = {}
 
     def banned(self, mode: Mode = "free") -> tuple[int, ...]:
@@ -147,18 +159,24 @@ class Responder:
         every response with `<Parallel>`, `sequential` bans the tags.
         """
         rank, ranks = share
+        repeated = [problem for problem in problems for _ in range(group_size)]
+        seeds = [
+            request_seed(self.seed, iteration, (first + p * ranks + rank) * group_size + g)
+            for p in range(len(problems))
+            for g in range(group_size)
+        ]
+        return self.sample(repeated, seeds, mode, temperature)
+
+    def sample(
+        self, problems: Sequence[Problem], seeds: Sequence[int], mode: Mode = "free", temperature: float | None = None
+    ) -> list[Rollout]:
+        """Sample one response a problem (one that is named twice gets two), each from the seed of its own."""
         if self.weights_changed:
-            raise RuntimeError("the engine's weights are stale: call refresh() on every rank before respond()")
+            raise RuntimeError("the engine's weights are stale: call refresh() on every rank before sampling")
         prefix = (self.policy.tags.parallel,) if mode == "parallel" else ()
         requests = [
-            Request(
-                self.prompt_ids(problem),
-                self.generation.max_tokens,
-                request_seed(self.seed, iteration, (first + p * ranks + rank) * group_size + g),
-                prefix,
-            )
-            for p, problem in enumerate(problems)
-            for g in range(group_size)
+            Request(self.prompt_ids(problem), self.generation.max_tokens, seed, prefix)
+            for problem, seed in zip(problems, seeds, strict=True)
         ]
         heat = self.generation.temperature if temperature is None else temperature
         sampling = Sampling(heat, self.policy.eos_ids, self.banned(mode))

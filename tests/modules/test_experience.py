@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallel_r1.evaluation.measures import parallel_positions
 from parallel_r1.methods import Objective
 from parallel_r1.modules import RLModule
-from parallel_r1.modules.experience import Experience, parallel_positions, rows_of, tally_experience
+from parallel_r1.modules.experience import Experience, rows_of, tally_experience
 from parallel_r1.modules.tally import Tally
 from parallel_r1.structure.grammar import parse
 from parallel_r1.structure.tokens import TagIds
