@@ -6,15 +6,20 @@ import html
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from parallel_r1.curriculum import StageRecord
+from parallel_r1.modules.behaviour import Behaviour
 from parallel_r1.types import Judged
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class StageLogger(TensorBoardLogger):
@@ -137,6 +142,81 @@ class RolloutTable(L.Callback):
         if isinstance(logger, StageLogger) and pl_module.shown:
             step = trainer.global_step + logger.step_offset
             logger.experiment.add_text("val/rollouts", rollouts_as_markdown(pl_module.shown), step)
+
+
+class BehaviourFigures(L.Callback):
+    """Where blocks open and what for, over training: TensorBoard histograms and figures of the first rank's responses.
+
+    The figures follow the paper's (arXiv 2509.07980): mean position of blocks over steps, exploration and verification
+    over steps. Steps are those of the whole curriculum; the history is part of a checkpoint.
+
+    Args:
+        every: iterations from one drawing to the next; each histogram holds the blocks of so many.
+    """
+
+    def __init__(self, every: int = 10) -> None:
+        if every < 1:
+            raise ValueError(f"BehaviourFigures.every={every}: give a number of iterations from 1 on")
+        self.every = every
+        # step -> (mean position of its blocks, share of its labelled blocks that verify), None where there is none
+        self.history: dict[int, tuple[float | None, float | None]] = {}
+        self._recent: list[Behaviour] = []
+
+    @rank_zero_only
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        behaviour, logger = getattr(pl_module, "behaviour", None), trainer.logger
+        if behaviour is None or not isinstance(logger, StageLogger):
+            return
+        step = trainer.global_step + logger.step_offset
+        verifying = [label == "verification" for label in behaviour.labels]
+        self.history[step] = (_mean(behaviour.positions), _mean(verifying))
+        self._recent.append(behaviour)
+        if len(self.history) % self.every == 0:
+            self._draw(logger, step)
+
+    @rank_zero_only
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self._recent and isinstance(trainer.logger, StageLogger):
+            self._draw(trainer.logger, trainer.global_step + trainer.logger.step_offset)
+
+    def _draw(self, logger: StageLogger, step: int) -> None:
+        recent, self._recent = self._recent, []
+        for name, bins in (("positions", POSITION_BINS), ("tokens", "auto"), ("paths", "auto")):
+            values = [value for behaviour in recent for value in getattr(behaviour, name)]
+            if values:
+                logger.experiment.add_histogram(f"behaviour/{name}", np.asarray(values, dtype=float), step, bins=bins)
+        logger.experiment.add_figure("behaviour", behaviour_figure(self.history), step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = dict(state_dict["history"])
+
+
+POSITION_BINS = [i / 10 for i in range(11)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def behaviour_figure(history: Mapping[int, tuple[float | None, float | None]]) -> Figure:
+    """Two panels over steps: the mean position of blocks, and the shares of blocks that explore and verify."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    where, what = figure.subplots(1, 2)
+    positions = [(step, position) for step, (position, _) in history.items() if position is not None]
+    uses = [(step, share) for step, (_, share) in history.items() if share is not None]
+    where.plot([s for s, _ in positions], [p for _, p in positions], ".-", linewidth=1)
+    where.set(title="where blocks open", xlabel="step", ylabel="share of the response", ylim=(0, 1))
+    steps, shares = [s for s, _ in uses], [p for _, p in uses]
+    what.stackplot(steps, shares, [1 - p for p in shares], labels=["verification", "exploration"], alpha=0.8)
+    what.set(title="what blocks are for", xlabel="step", ylabel="share of blocks", ylim=(0, 1))
+    if uses:
+        what.legend(loc="upper right")
+    return figure
 
 
 def rollouts_as_markdown(judged: Sequence[Judged]) -> str:

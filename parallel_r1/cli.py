@@ -20,7 +20,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from parallel_r1.callbacks import RolloutTable, StageLogger, StageProgress, print_summary
+from parallel_r1.callbacks import BehaviourFigures, RolloutTable, StageLogger, StageProgress, print_summary
 from parallel_r1.curriculum import Curriculum, Stage, is_first_rank, write_json
 from parallel_r1.policy import PolicySource
 from parallel_r1.rollout.engine import RolloutEngine
@@ -124,7 +124,7 @@ class CurriculumCLI(LightningCLI):
         if config.get("enable_progress_bar", True):
             callbacks.append(StageProgress(stage))
         config["default_root_dir"] = config.get("default_root_dir") or root / "stages" / stage
-        return Trainer(**config, callbacks=[*callbacks, RolloutTable()])
+        return Trainer(**config, callbacks=[*callbacks, RolloutTable(), BehaviourFigures()])
 
     def save_config(self, root: Path) -> None:
         """Keep the configuration as it ran beside its results."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
+from parallel_r1.evaluation.behaviour import answer_agreement, block_labels
 from parallel_r1.evaluation.records import Row
 from parallel_r1.reward.answers import stated_value
 from parallel_r1.reward.diversity import response_diversity
+from parallel_r1.reward.extraction import extract
 from parallel_r1.structure.grammar import Response
 from parallel_r1.structure.tokens import TagIds
 from parallel_r1.types import Judged, Rollout
@@ -20,13 +22,17 @@ def measures(judged: Judged, rollout: Rollout, tags: TagIds) -> Row:
     """The columns that an evaluation adds to a row.
 
     parallel_positions: see `parallel_positions`; parallel_token_share: see there; path_agreement, path_diversity: means
-    over the blocks of the response; mean_logprob: nats, over sampled tokens.
+    over the blocks of the response; block_labels, answer_agreement: see `evaluation.behaviour`; mean_logprob: nats,
+    over sampled tokens.
     """
+    final = next(iter(extract(judged.text).answers), None)
     sampled = [p for p, s in zip(rollout.logprobs, rollout.sampled, strict=True) if s]
     return {
         "parallel_positions": [_rounded(at) for at in parallel_positions(rollout.response_ids, tags)],
         "parallel_token_share": _rounded(parallel_token_share(rollout.response_ids, tags)),
+        "block_labels": block_labels(judged.text, judged.response, final),
         "path_agreement": _rounded(response_agreement(judged.response)),
+        "answer_agreement": _rounded(answer_agreement(judged.response, final)),
         "path_diversity": _rounded(response_diversity(judged.response)),
         "mean_logprob": _rounded(sum(sampled) / len(sampled)) if sampled else None,
     }
@@ -38,7 +44,7 @@ def _rounded(value: float | None) -> float | None:
 
 def parallel_positions(response_ids: Sequence[int], tags: TagIds) -> list[float]:
     """The index of each `<Parallel>` that opens a block / tokens of the response: in [0, 1), one a block."""
-    return [start / len(response_ids) for start, _ in _blocks(response_ids, tags)]
+    return [start / len(response_ids) for start, _ in open_blocks(response_ids, tags)]
 
 
 def parallel_token_share(response_ids: Sequence[int], tags: TagIds) -> float:
@@ -46,11 +52,12 @@ def parallel_token_share(response_ids: Sequence[int], tags: TagIds) -> float:
 
     A block that is never closed runs to the end.
     """
-    inside = sum(end - start for start, end in _blocks(response_ids, tags))
+    inside = sum(end - start for start, end in open_blocks(response_ids, tags))
     return inside / len(response_ids) if len(response_ids) else 0.0
 
 
-def _blocks(response_ids: Sequence[int], tags: TagIds) -> list[tuple[int, int]]:
+def open_blocks(response_ids: Sequence[int], tags: TagIds) -> list[tuple[int, int]]:
+    """[start, end) of each block, well formed or not, from its `<Parallel>` to its `</Parallel>`, or to the end."""
     out: list[tuple[int, int]] = []
     start: int | None = None
     for i, token in enumerate(response_ids):

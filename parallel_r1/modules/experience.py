@@ -8,16 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from parallel_r1.evaluation.measures import parallel_positions
 from parallel_r1.modules.batching import Row
+from parallel_r1.modules.behaviour import Behaviour
 from parallel_r1.modules.tally import Statistic, Tally
-from parallel_r1.reward.diversity import response_diversity
 from parallel_r1.reward.rewards import Terms
-from parallel_r1.structure.tokens import TagIds
 from parallel_r1.types import Judged, Rollout
-
-DIVERSITY_SAMPLE = 32
-"""Responses an iteration whose path diversity is measured: it compares texts in pure Python."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,8 @@ def rows_of(rollouts: Sequence[Rollout], advantages: Tensor, mask_cut: bool) -> 
     ]
 
 
-def tally_experience(experience: Experience, tags: TagIds) -> Tally:
-    """Means over responses; definitions stand in the documentation of `evaluation.metrics` and in the comments here."""
+def tally_experience(experience: Experience, behaviour: Behaviour) -> Tally:
+    """Means over responses; definitions stand in `evaluation.metrics`, `modules.behaviour` and in the comments here."""
     tally = Tally()
     judged, rollouts = experience.judged, experience.rollouts
 
@@ -96,9 +91,14 @@ def tally_experience(experience: Experience, tags: TagIds) -> Tally:
     add("rollout/critical_tokens", [j.critical_tokens for j in judged])
     add("rollout/total_tokens", [j.total_tokens for j in judged])
     # where blocks open, as a share of the response: early ones explore, late ones verify
-    add("rollout/parallel_position", [at for r in rollouts for at in parallel_positions(r.response_ids, tags)])
-    with_blocks = [j.response for j in judged if j.response.is_parallel][:DIVERSITY_SAMPLE]
-    add("rollout/path_diversity", [response_diversity(response) for response in with_blocks])
+    add("rollout/parallel_position", behaviour.positions)
+    add("rollout/parallel_token_share", behaviour.token_shares)
+    add("rollout/block_tokens", behaviour.tokens)
+    add("rollout/paths_per_block", behaviour.paths)
+    add("rollout/verification_share", [label == "verification" for label in behaviour.labels])
+    add("rollout/path_agreement", behaviour.path_agreement)
+    add("rollout/answer_agreement", behaviour.answer_agreement)
+    add("rollout/path_diversity", behaviour.diversity)
     add("rollout/zero_variance_groups", experience.flat().tolist())
     add("reward/total", experience.rewards.flatten().tolist(), "mean", "std")
     for name, values in experience.terms.items():

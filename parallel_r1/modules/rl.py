@@ -14,6 +14,7 @@ from parallel_r1.data.order import share
 from parallel_r1.lora import adapters_off
 from parallel_r1.methods import Objective
 from parallel_r1.modules.base import Schedule, StageModule, shard
+from parallel_r1.modules.behaviour import Behaviour, behaviour_of
 from parallel_r1.modules.experience import Experience, rows_of, tally_experience
 from parallel_r1.modules.responder import Generation, Mode
 from parallel_r1.modules.rollout_log import RolloutLog, training_rows
@@ -74,6 +75,7 @@ class RLModule(StageModule):
         self.save_rollouts = save_rollouts
         self.reference: Policy | None = None
         self._kept: RolloutLog | None = None
+        self.behaviour: Behaviour | None = None  # of the last iteration; callbacks draw it
 
     def check(self) -> None:
         super().check()
@@ -204,12 +206,13 @@ class RLModule(StageModule):
             return
         if self._kept is None:
             self._kept = RolloutLog(self.session.stage_folder / "rollouts", self.global_rank)
-        groups, pieces = self.save_rollouts, self.policy.pieces
-        self._kept.write(iteration, training_rows(used, credit, iteration, groups, self.share(), pieces))
+        rows = training_rows(used, credit, iteration, self.save_rollouts, self.share(), self.policy)
+        self._kept.write(iteration, rows)
 
     def report(self, seen: Experience, used: Experience, more: dict[str, float]) -> None:
         """Log means over the responses of all ranks. seen: all that was sampled; used: what was trained on."""
-        tally = tally_experience(seen, self.policy.tags)
+        self.behaviour = behaviour_of(seen.judged, seen.rollouts, self.policy.tags)
+        tally = tally_experience(seen, self.behaviour)
         counts = {
             "rollout/groups": float(len(seen.rewards)),
             "rollout/dropped_groups": float(len(seen.rewards) - len(used.rewards)),

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
 from torch import Tensor
 
+from parallel_r1.evaluation.measures import measures
 from parallel_r1.evaluation.records import Row, response_row, token_columns
 from parallel_r1.evaluation.row_files import append_rows, packed, saved_rows
 from parallel_r1.modules.experience import Experience
+from parallel_r1.policy import Policy
 
 MAX_BYTES = 16_000_000
 """A file that has grown to so much, compressed, is followed by a new one."""
@@ -85,13 +87,13 @@ def training_rows(
     iteration: int,
     groups: int,
     share: tuple[int, int],
-    pieces: Callable[[Sequence[int]], list[str]],
+    policy: Policy,
 ) -> list[Row]:
     """The rows of the first `groups` groups, each whole.
 
-    advantages: [P, G]. share: (rank, ranks): group p here is number p * ranks + rank of the iteration. pieces: ids ->
-    the text of each. Beside the columns of `response_row` a row holds `iteration`, `group`, `sample` (its index in the
-    group), `reward`, `terms` (name -> value, or null where a term does not apply), `advantage`, and its tokens.
+    advantages: [P, G]. share: (rank, ranks): group p here is number p * ranks + rank of the iteration. Beside the
+    columns of `response_row`, `measures` and `token_columns` a row holds `iteration`, `group`, `sample` (its index in
+    the group), `reward`, `advantage` and `terms` (name -> value, or null where a term does not apply).
     """
     rank, ranks = share
     size = experience.rewards.shape[1]
@@ -109,7 +111,8 @@ def training_rows(
                 "reward": round(rewards[p][g], 6),
                 "advantage": round(credit[p][g], 6),
                 "terms": {name: values[i] for name, values in experience.terms.items()},
-                **token_columns(rollout, pieces(rollout.response_ids)),
+                **measures(experience.judged[i], rollout, policy.tags),
+                **token_columns(rollout, policy.pieces(rollout.response_ids)),
             }
         )
     return rows

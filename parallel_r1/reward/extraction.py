@@ -30,10 +30,13 @@ class Extraction:
     where: str = "no final answer"
 
 
-def extract(response: str) -> Extraction:
-    """The final answer of a response. Only the last `TAIL` characters outside thoughts are read."""
+def extract(response: str, alone: bool = True) -> Extraction:
+    """The final answer of a response. Only the last `TAIL` characters outside thoughts are read.
+
+    alone: whether a response that is nothing but its answer states it.
+    """
     text = visible(response)
-    for find in (_by_marker, _by_box, _by_sentence, _by_itself):
+    for find in (_by_marker, _by_box, _by_sentence, *([_by_itself] if alone else [])):
         if (found := find(text)) is not None:
             answers = tuple(dict.fromkeys(a for answer in found.answers if 0 < len(a := answer.strip()) <= MAX_ANSWER))
             return Extraction(answers, found.where if answers else f"{found.where}: empty or too long")

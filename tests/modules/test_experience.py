@@ -10,6 +10,7 @@ import torch
 from parallel_r1.evaluation.measures import parallel_positions
 from parallel_r1.methods import Objective
 from parallel_r1.modules import RLModule
+from parallel_r1.modules.behaviour import behaviour_of
 from parallel_r1.modules.experience import Experience, rows_of, tally_experience
 from parallel_r1.modules.tally import Tally
 from parallel_r1.structure.grammar import parse
@@ -63,7 +64,8 @@ def test_positions_of_blocks() -> None:
 
 
 def test_the_report_by_hand() -> None:
-    found = tally_experience(experience([[1.0, -1.0], [1.0, 1.0]]), TAGS).metrics(lambda value, op: value)
+    e = experience([[1.0, -1.0], [1.0, 1.0]])
+    found = tally_experience(e, behaviour_of(e.judged, e.rollouts, TAGS)).metrics(lambda value, op: value)
     expected = {
         "rollout/accuracy": 0.75,
         "rollout/parallel_ratio": 0.5,
@@ -74,6 +76,10 @@ def test_the_report_by_hand() -> None:
         "rollout/critical_tokens": 8.0,
         "rollout/total_tokens": 10.0,
         "rollout/parallel_position": 1 / 16,
+        "rollout/parallel_token_share": 10 / 16 / 2,
+        "rollout/block_tokens": 10.0,
+        "rollout/paths_per_block": 2.0,
+        "rollout/verification_share": 0.0,
         "rollout/zero_variance_groups": 0.5,
         "reward/total/mean": 0.5,
         "reward/total/std": 0.75**0.5,
@@ -81,6 +87,7 @@ def test_the_report_by_hand() -> None:
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert 0 < found["rollout/path_diversity"] < 1
+    assert "rollout/answer_agreement" not in found, "no path states a number"
 
 
 def test_a_tally_reduces_over_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -10,8 +11,11 @@ from parallel_r1.evaluation.row_files import row_files, saved_rows
 from parallel_r1.modules.experience import Experience
 from parallel_r1.modules.rollout_log import RolloutLog, drop_after, training_rows
 from parallel_r1.structure.grammar import parse
+from parallel_r1.structure.tokens import TagIds
 from parallel_r1.traces.rollouts import read_rollouts
 from parallel_r1.types import Judged, Problem, Rollout
+
+POLICY = SimpleNamespace(tags=TagIds(1, 2, 3, 4, 5, 6), pieces=lambda ids: list("abc"))
 
 
 def experience(rewards: list[list[float]]) -> Experience:
@@ -41,17 +45,17 @@ def run(folder: Path, first: int, last: int, rank: int = 0, max_bytes: int = 300
 
 def test_rows_hold_whole_groups_with_what_they_earned() -> None:
     e = experience([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
-    rows = training_rows(e, torch.tensor([[0.5, -0.5], [-1.0, 1.0], [0.0, 0.0]]), 6, 2, (1, 3), lambda ids: list("abc"))
+    rows = training_rows(e, torch.tensor([[0.5, -0.5], [-1.0, 1.0], [0.0, 0.0]]), 6, 2, (1, 3), POLICY)
     assert [(r["id"], r["group"], r["sample"], r["reward"], r["advantage"]) for r in rows] == [
         ("id0", 1, 0, 1.0, 0.5),
         ("id0", 1, 1, -1.0, -0.5),
         ("id1", 4, 0, -1.0, -1.0),
         ("id1", 4, 1, 1.0, 1.0),
     ]
-    assert rows[0]["iteration"] == 6
+    assert (rows[0]["iteration"], rows[0]["parallel_positions"]) == (6, [])
     assert rows[3]["terms"] == {"accuracy": 1.0}
     assert (rows[0]["tokens"], rows[0]["logprobs"]) == (["a", "b", "c"], [-0.5, -1.25, None])
-    assert len(training_rows(e, torch.zeros(3, 2), 0, 99, (0, 1), lambda ids: list("abc"))) == 6
+    assert len(training_rows(e, torch.zeros(3, 2), 0, 99, (0, 1), POLICY)) == 6
 
 
 def test_files_rotate_by_size(tmp_path: Path) -> None:
@@ -96,7 +100,7 @@ def test_the_trace_tool_reads_a_file_or_a_folder(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path, 0, max_bytes=1)
     for iteration in range(2):
         e = experience([[0.5, 1.0]])
-        log.write(iteration, training_rows(e, torch.zeros(1, 2), iteration, 1, (0, 1), lambda ids: list("abc")))
+        log.write(iteration, training_rows(e, torch.zeros(1, 2), iteration, 1, (0, 1), POLICY))
     problems, candidates = read_rollouts(str(tmp_path))
     assert [(p.question, p.answer) for p in problems] == [("q0", "4")]
     assert len(candidates[problems[0].id]) == 4
