@@ -22,7 +22,8 @@ from parallel_r1.data.prompts import PROMPT_FILE, Prompt, attach_prompt, attache
 from parallel_r1.lora import Lora, add_adapters, merged, recorded, save_adapter
 from parallel_r1.objective import token_logprobs
 from parallel_r1.rollout.weights import full_weights
-from parallel_r1.scores import TokenScores, attach_scores, linear_head
+from parallel_r1.scores import TokenScores, attach_scores, linear_head, linear_scores
+from parallel_r1.sharding import ShardedLoad, can_fill, fill, parameters_on_meta, shard
 from parallel_r1.structure.grammar import TAGS
 from parallel_r1.structure.tokens import TagIds
 from parallel_r1.structure.tree import dense_mask, mask_mod
@@ -55,6 +56,7 @@ class PolicySource:
             GPU; `flash_attention_2` computes each response by itself, and no isolated paths.
         lora: train adapters of low rank instead of all weights; null trains all.
         gradient_checkpointing: recompute activations in the backward pass to save memory.
+        cpu_offload: keep the shards of weights, gradients and optimizer in CPU memory between passes (FSDP2 only).
         trust_remote_code: run code that comes with the model; off unless you trust its author.
     """
 
@@ -64,6 +66,7 @@ class PolicySource:
     attn_implementation: Literal["sdpa", "eager", "flex_attention", "flash_attention_2"] = "sdpa"
     lora: Lora | None = None
     gradient_checkpointing: bool = False
+    cpu_offload: bool = False
     trust_remote_code: bool = False
 
     def check(self) -> None:
@@ -241,31 +244,71 @@ class Policy:
         return self.vocabulary.pieces(ids)
 
 
-def load_policy(folder: Path, source: PolicySource) -> Policy:
-    """Load a prepared folder for training. Raises ValueError if a tag is missing from its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_policy(folder: Path, source: PolicySource, spread: ShardedLoad | None = None) -> Policy:
+    """Load a prepared folder for training: whole, or spread over ranks (collective, and never whole on one).
+
+    Raises ValueError if a tag is missing from its tokenizer.
+    """
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=source.trust_remote_code)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, source.dtype),
-        attn_implementation=source.attn_implementation,
-        trust_remote_code=source.trust_remote_code,
-    )
+    tags = TagIds.from_tokenizer(tokenizer)
+    dtype = getattr(torch, source.dtype if spread is None else spread.dtype)
+    model = _whole(folder, source, dtype) if spread is None else _without_weights(folder, source, dtype)
+    filled_later = any(p.is_meta for p in model.parameters())
     if source.attn_implementation == "sdpa":
         attention.register()
         model.set_attn_implementation(attention.KIND)
     if source.lora is not None:
         add_adapters(model, source.lora)
     attach_scores(model)
+    linear = None if filled_later else linear_head(model)
     if source.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if spread is not None:
+        shard(model, spread.mesh, spread.compute, spread.cpu_offload)
+    if filled_later:
+        fill(model, Path(folder), spread.device)
+        linear = linear_scores(model, spread.mesh.device_type)
     eos = eos_ids_of(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
-    tags = TagIds.from_tokenizer(tokenizer)
-    return Policy(model, tokenizer, tags, eos, pad, Path(folder), linear_head(model), source.lora)
+    return Policy(model, tokenizer, tags, eos, pad, Path(folder), linear, source.lora)
+
+
+def _whole(folder: Path, source: PolicySource, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=source.attn_implementation,
+        trust_remote_code=source.trust_remote_code,
+    )
+
+
+def _without_weights(folder: Path, source: PolicySource, dtype: torch.dtype) -> nn.Module:
+    """The model of a folder with parameters that have no storage; with its weights where they must be loaded whole.
+
+    That is so for adapters, which start from random numbers, and for architectures whose parameters have other names
+    in files.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    with parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder, trust_remote_code=source.trust_remote_code),
+            dtype=dtype,
+            attn_implementation=source.attn_implementation,
+            trust_remote_code=source.trust_remote_code,
+        )
+    model.tie_weights()
+    if source.lora is not None or not can_fill(model, Path(folder)):
+        return _whole(folder, source, dtype)
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.eval()
 
 
 def export_policy(policy: Policy, folder: Path, weights: dict[str, Tensor], prompt: Prompt | None = None) -> None:

@@ -257,3 +257,27 @@ def linear_head(model: nn.Module) -> bool:
         hook.remove()
     ours, _ = _logits(kept[-1][0], head.weight, head.bias, head_form(model.config, 1.0, ()))
     return bool((logits - ours).abs().max() <= 0.02 * logits.abs().max())
+
+
+@torch.no_grad()
+def linear_scores(model: nn.Module, device: torch.device | str) -> bool:
+    """`linear_head` of a sharded model: both ways to score three tokens agree. Collective over ranks.
+
+    device: where it computes.
+    """
+    head = model.get_output_embeddings()
+    if head is None or type(head).forward is not nn.Linear.forward or getattr(model, "get_decoder", None) is None:
+        return False
+    kind, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation_internal = "eager"
+    try:
+        ids = torch.arange(3, device=device)
+        inputs = {"input_ids": ids[None], "use_cache": False}
+        model.eval()
+        ours, theirs = (model.token_scores(ids, ids, 1.0, (), None, linear, **inputs) for linear in (True, False))
+    finally:
+        model.config._attn_implementation_internal = kind
+        model.train(training)
+    return all(
+        bool((a - b).abs().max() <= 0.02 * b.abs().max().clamp(min=1.0)) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
         "rollout.weights",
         "rollout.model_folder",
     ),
-    ("policy", "lora", "rollout", "evaluation"),
+    ("policy", "lora", "sharding", "rollout", "evaluation"),
     ("tiny", "traces"),
     ("modules",),
     # the table and the bar read what the runner recorded of a stage: they stand above it, and it knows neither

@@ -5,26 +5,27 @@ Life of a stage:  attach(session) -> configure_model -> (validate) -> train -> e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
 from parallel_r1.data.datamodules import Split
 from parallel_r1.evaluation.metrics import TierMetrics
-from parallel_r1.modules.batching import Row, collate_pack, packs
+from parallel_r1.modules import faults, ranks
+from parallel_r1.modules.batching import Pass, Row, make_pass, packs
 from parallel_r1.modules.responder import Generation, Mode, Responder
 from parallel_r1.modules.tally import peak_memory_gb
-from parallel_r1.policy import Policy, PolicySource, load_policy
+from parallel_r1.policy import Policy, PolicySource
 from parallel_r1.rollout.engine import RolloutEngine
-from parallel_r1.scores import share_scores
-from parallel_r1.types import Judged, Pack, Problem
+from parallel_r1.types import Judged, Problem
+
+T = TypeVar("T")
 
 # sampling streams that training iterations (0, 1, ...) never use
 _VALIDATION, _TEST, _PREDICTION = -1, -2, -3
@@ -96,6 +97,7 @@ class StageModule(L.LightningModule):
         schedule: Schedule,
         gradient_clip: float | None,
         max_tokens_per_micro_batch: int,
+        max_skipped_steps: int,
         eval_modes: list[Mode],
     ) -> None:
         super().__init__()
@@ -105,7 +107,10 @@ class StageModule(L.LightningModule):
         self.schedule = schedule
         self.gradient_clip = gradient_clip
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.max_skipped_steps = max_skipped_steps
         self.eval_modes = eval_modes
+        self.skipped = faults.SkippedSteps(max_skipped_steps)
+        self._finite: Tensor | bool = True
         self.model: nn.Module | None = None
         self.evaluation: dict[str, float] = {}
         self.shown: list[Judged] = []
@@ -121,6 +126,11 @@ class StageModule(L.LightningModule):
             raise ValueError(
                 f"max_tokens_per_micro_batch={self.max_tokens_per_micro_batch}: give a number of tokens above 0"
             )
+        if self.max_skipped_steps < 1:
+            raise ValueError(
+                f"max_skipped_steps={self.max_skipped_steps}: give 1 to stop at the first step whose loss or gradient "
+                "is not finite, or more to skip some"
+            )
         if self.generation.structure == "sequential" and "parallel" in self.eval_modes:
             raise ValueError("eval_modes: a sequential structure cannot be evaluated in mode `parallel`; remove it")
 
@@ -131,11 +141,30 @@ class StageModule(L.LightningModule):
     def configure_model(self) -> None:
         if self.model is not None:
             return
-        self.policy: Policy = load_policy(self.session.folder, self.session.source)
+        self.policy: Policy = self.load()
         self.model = self.policy.model
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            shard(self.model, self.device_mesh["data_parallel"])
-        self.responder = Responder(self.policy, self.session.engine, self.generation, self.session.seed)
+        engine = self.session.engine
+        engine_ranks = ranks.EngineRanks(engine.ranks)
+        recovery = faults.EngineRecovery(self._rebuild_engine, self.agree)
+        self.responder = Responder(
+            self.policy, engine, self.generation, self.session.seed, ranks=engine_ranks, recovery=recovery
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> StageModule:
+        """Move the module, unless its weights live in CPU memory by policy.cpu_offload: FSDP2 moves what it needs."""
+        if self.sharded_offloaded:
+            return self
+        return super().to(*args, **kwargs)
+
+    def load(self) -> Policy:
+        """The policy of the session's folder, in the form that the trainer's strategy trains."""
+        return ranks.load_for(self.trainer, self.session.folder, self.session.source)
+
+    def _rebuild_engine(self) -> None:
+        self.session.engine.close()
+        self._start_engine()
+        self.responder.weights_changed = True
+        self.responder.refresh()
 
     def _start_engine(self) -> None:
         self.session.engine.start(self.session.folder, self.generation.branching)
@@ -157,41 +186,84 @@ class StageModule(L.LightningModule):
 
     # ------------------------------------------------------------------ the update
 
-    def packs(self, rows: Sequence[Row], least: int = 0) -> list[Pack]:
+    def packs(self, rows: Sequence[Row], least: int = 0) -> list[Pass]:
         """Forward passes of this rank's rows, as many on every rank (collectives must match), empty ones where it has
         fewer; at least `least`."""
         parts = packs(rows, self.max_tokens_per_micro_batch, self.policy.can_pack)
-        wanted = int(self.over_ranks(torch.tensor(float(max(len(parts), least))), "max"))
+        wanted = int(self.over_ranks(max(len(parts), least), "max"))
         parts = parts + [[]] * (wanted - len(parts))
         tags, kind, scheme = self.policy.tags, self.generation.structure, self.generation.positions
-        return [collate_pack(p, tags, kind, scheme, device=self.device) for p in parts]
+        return [make_pass(p, tags, kind, scheme, device=self.device) for p in parts]
+
+    def attempt(self, work: Callable[[], T], rows: Sequence[Row], before_retry: Callable[[], None] | None = None) -> T:
+        """Do work on rows; where memory runs out, do it again with a smaller `max_tokens_per_micro_batch`."""
+        return faults.in_less_memory(self, work, max(map(len, rows), default=0), before_retry)
 
     def share(self) -> tuple[int, int]:
         """(rank, ranks): which part of a global batch is here."""
         return self.global_rank, self.trainer.world_size
 
-    def over_ranks(self, value: Tensor, op: str = "sum") -> Tensor:
-        """Reduce a value over all ranks; on one rank, the value itself."""
-        return self.trainer.strategy.reduce(value.to(self.device), reduce_op=op)
+    @property
+    def sharded_offloaded(self) -> bool:
+        """Whether the shards stay in CPU memory between passes."""
+        return getattr(self, "session", None) is not None and self.session.source.cpu_offload and self.sharded
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of every weight."""
+        return ranks.is_sharded(self.trainer)
+
+    def over_ranks(self, value: Tensor | float, op: str = "sum") -> Tensor:
+        """Reduce a value over all ranks; on one rank, the value itself. Numbers become float64."""
+        # never in the default type, which is bfloat16 under trainer.precision=bf16-true
+        tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        return self.trainer.strategy.reduce(tensor.to(self.device), reduce_op=op)
+
+    def agree(self, level: int) -> int:
+        """The highest level of all ranks."""
+        return int(self.over_ranks(level, "max"))
 
     def apply_gradients(self) -> Tensor:
-        """Clip, step the optimizer and its schedule. Returns the gradient norm before clipping."""
+        """Clip, step the optimizer and its schedule. Returns the gradient norm before clipping.
+
+        Where a loss or the gradient of any rank is not finite, the step goes without gradients, which changes neither
+        weights nor optimizer state; it counts as a step, so that steps, data and schedule stay in line.
+        """
         optimizer = self.optimizers()
+        ranks.average_gradients(self.trainer, self.model)
         limit = self.gradient_clip if self.gradient_clip is not None else float("inf")
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        skip = bool(self.agree(not bool(norm.isfinite() & self._finite)))
+        if skip:
+            self.drop_gradients()
         optimizer.step()
-        optimizer.zero_grad()
+        self.drop_gradients()
         self.lr_schedulers().step()
         self.responder.weights_changed = True
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.skipped.count(skip, self.global_step - 1)
+        return norm
+
+    def drop_gradients(self) -> None:
+        """Forget what has been accumulated since the last optimizer step."""
+        self.optimizers().zero_grad(set_to_none=True)
+        self._finite = True
 
     def backward_sum(self, loss_sum: Tensor, denominator: float) -> None:
-        """Backward of a sum normalised over all ranks. DDP and FSDP average gradients: the rank count comes back in."""
-        self.manual_backward(loss_sum * (self.trainer.world_size / denominator))
+        """Backward of a sum normalised over all ranks. Gradients are averaged: the number of ranks comes back in."""
+        self._finite = loss_sum.detach().isfinite() & self._finite  # no synchronisation a micro-batch
+        with ranks.gradients_stay_here(self.trainer):
+            self.manual_backward(loss_sum * (self.trainer.world_size / denominator))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["skipped_steps"] = [self.skipped.total, self.skipped.in_a_row]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.skipped.total, self.skipped.in_a_row = checkpoint["skipped_steps"]
 
     def peak_memory_gb(self) -> float:
         """The most any rank has used, in GB (1e9 bytes)."""
-        return float(self.over_ranks(torch.tensor(peak_memory_gb(self.device)), "max"))
+        return float(self.over_ranks(peak_memory_gb(self.device), "max"))
 
     # ------------------------------------------------------------------ validation, test, prediction
 
@@ -274,13 +346,3 @@ class StageModule(L.LightningModule):
         """Drop the model, so that the next stage has the memory."""
         self.model = None
         del self.policy, self.responder
-
-
-def shard(model: nn.Module, mesh: Any) -> None:
-    """FSDP2: each decoder layer, then the rest, sharded in place."""
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.get_decoder().layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    share_scores(model)

@@ -32,6 +32,14 @@ class Row:
         return len(self.rollout.prompt_ids) + len(self.rollout.response_ids)
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass. rows: those of the pack, in the order in which it holds their trained tokens."""
+
+    pack: Pack
+    rows: list[Row]
+
+
 # what a rank without rows runs: nothing in it is trained, yet its loss has a gradient function
 EMPTY_ROW = Row(Rollout((0,), (0,), (0.0,), (False,), finished=True))
 
@@ -192,6 +200,17 @@ def collate_pack(
         ints(tokens), ints(place), ids, known, ints(source), ints(targets), ints(response), ints(kind), floats(engine),
         floats(advantages), banned,
     )  # fmt: skip
+
+
+def make_pass(
+    pack: Sequence[Tree],
+    tags: TagIds,
+    structure: Structure,
+    positions: Positions = "longest",
+    device: torch.device | str = "cpu",
+) -> Pass:
+    """`collate_pack`, with the rows it was made of."""
+    return Pass(collate_pack(pack, tags, structure, positions, device), [row for rows in pack for row in rows])
 
 
 def segment_kinds(response_ids: Sequence[int], tags: TagIds) -> list[int]:

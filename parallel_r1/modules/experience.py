@@ -19,7 +19,7 @@ from parallel_r1.types import Judged, Rollout
 class Experience:
     """Responses of one rank, group by group. rollouts, judged: [P * G]; rewards: [P, G]; terms: name -> [P * G].
 
-    seconds: of generation.
+    seconds: of generation. dropped: problems left out, since their prompts are too long.
     """
 
     rollouts: list[Rollout]
@@ -27,6 +27,7 @@ class Experience:
     rewards: Tensor
     terms: Terms
     seconds: float
+    dropped: int = 0
 
     @property
     def tokens(self) -> int:
@@ -47,6 +48,7 @@ class Experience:
             self.rewards[keep],
             {name: [values[i] for i in rows] for name, values in self.terms.items()},
             self.seconds,
+            self.dropped,
         )
 
     def joined(self, other: Experience) -> Experience:
@@ -61,6 +63,7 @@ class Experience:
             torch.cat([self.rewards, other.rewards]),
             terms,
             self.seconds + other.seconds,
+            self.dropped + other.dropped,
         )
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from parallel_r1.data.prompts import AUTO, Prompt, choose_prompt, encode_prompt, load_template
+from parallel_r1.modules.faults import EngineRecovery
+from parallel_r1.modules.ranks import EngineRanks
 from parallel_r1.policy import Policy
 from parallel_r1.reward.grading import grade
 from parallel_r1.rollout.engine import Branching, Request, RolloutEngine, Sampling, request_seed
@@ -30,6 +33,8 @@ class Generation:
         prompt: the instruction around a problem: `parallel`, `sequential`, `plain`, or a text file with one
             `{problem}`; `auto` takes that of the model folder that the stage starts from, else that of the structure.
         max_tokens: limit of a response in tokens.
+        max_prompt_tokens: problems with a longer prompt are left out of training, and counted; null: none is. In an
+            evaluation none is left out: one that the engine cannot hold is an error that names the problem.
         temperature: of sampling, in training and in evaluation.
         positions: `unseen`: where the text after a block stands: `longest` goes on from the longest path, `index` at
             the token's own index, which needs no model class of its own in vLLM.
@@ -44,6 +49,7 @@ class Generation:
     structure: Structure = "seen"
     prompt: str = AUTO
     max_tokens: int = 1024
+    max_prompt_tokens: int | None = None
     temperature: float = 1.0
     positions: Positions = "longest"
     paths: int | list[int] = 2
@@ -68,6 +74,8 @@ class Generation:
             load_template(self.prompt)
         if self.max_tokens < 1:
             raise ValueError(f"generation.max_tokens={self.max_tokens}: a response needs at least one token")
+        if self.max_prompt_tokens is not None and self.max_prompt_tokens < 1:
+            raise ValueError(f"generation.max_prompt_tokens={self.max_prompt_tokens}: give 1 or more, or null for all")
         if self.temperature <= 0:
             raise ValueError(
                 f"generation.temperature={self.temperature}: training samples, so it must be above 0 (1.0 is standard)"
@@ -100,8 +108,9 @@ class Generation:
 class Responder:
     """Samples with the engine, always from the current weights of the policy, and has the answers judged.
 
-    policy: a vocabulary alone where the engine has read the weights from its folder by itself, and nothing changes them.
-    prompt: None takes the one that `generation` asks for.
+    policy: a vocabulary alone where the engine read the weights from its folder by itself, and nothing changes them.
+    prompt: None takes the one that `generation` asks for. ranks: those that share the engine. recovery: what is done
+    where it fails; None lets its errors through.
     """
 
     def __init__(
@@ -111,8 +120,11 @@ class Responder:
         generation: Generation,
         seed: int,
         prompt: Prompt | None = None,
+        ranks: EngineRanks | None = None,
+        recovery: EngineRecovery | None = None,
     ) -> None:
         self.policy, self.engine, self.generation, self.seed = policy, engine, generation, seed
+        self.ranks, self.recovery = ranks or EngineRanks(), recovery
         self.weights_changed = isinstance(policy, Policy)
         self.prompt = prompt or choose_prompt(generation.prompt, generation.structure, policy.folder)
         self._prompts: dict[str, tuple[int, ...]] = {}
@@ -141,6 +153,11 @@ class Responder:
         if problem.id not in self._prompts:
             self._prompts[problem.id] = encode_prompt(self.policy.tokenizer, self.prompt.text, problem.question)
         return self._prompts[problem.id]
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the prompt of a problem is short enough to train on."""
+        limit = self.generation.max_prompt_tokens
+        return limit is None or len(self.prompt_ids(problem)) <= limit
 
     def respond(
         self,
@@ -175,11 +192,21 @@ class Responder:
             raise RuntimeError("the engine's weights are stale: call refresh() on every rank before sampling")
         prefix = (self.policy.tags.parallel,) if mode == "parallel" else ()
         requests = [
-            Request(self.prompt_ids(problem), self.generation.max_tokens, seed, prefix)
+            Request(
+                self.prompt_ids(problem),
+                self.generation.max_tokens,
+                seed,
+                prefix,
+                f"the prompt of problem {problem.id}",
+            )
             for problem, seed in zip(problems, seeds, strict=True)
         ]
         heat = self.generation.temperature if temperature is None else temperature
         sampling = Sampling(heat, self.policy.eos_ids, self.banned(mode))
+        call = partial(self.ranks.sample, requests, partial(self._sample, sampling, mode))
+        return self.recovery.call(call) if self.recovery else call()
+
+    def _sample(self, sampling: Sampling, mode: Mode, requests: list[Request]) -> list[Rollout]:
         if self.generation.structure == "unseen":
             return self.engine.generate_branching(requests, sampling, self.plan(mode))
         return self.engine.generate(requests, sampling)

@@ -11,6 +11,7 @@ from torch.optim import AdamW
 from parallel_r1.modules.base import Schedule, StageModule
 from parallel_r1.modules.batching import Row
 from parallel_r1.modules.responder import Generation, Mode
+from parallel_r1.modules.tally import Tally
 from parallel_r1.structure.tokens import inserted_by_scheduler
 from parallel_r1.types import Problem, Rollout
 
@@ -25,6 +26,8 @@ class SFTModule(StageModule):
         gradient_clip: limit of the gradient norm; null for none.
         max_tokens_per_micro_batch: tokens a forward pass may hold; the loss does not depend on it.
         max_length: prompt + response tokens; longer rows are left out and counted.
+        max_skipped_steps: stop after so many optimizer steps in a row whose loss or gradient is not finite; each is
+            skipped, on all ranks, and counted.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
     """
 
@@ -36,9 +39,12 @@ class SFTModule(StageModule):
         gradient_clip: float | None = 1.0,
         max_tokens_per_micro_batch: int = 16384,
         max_length: int = 4096,
+        max_skipped_steps: int = 10,
         eval_modes: list[Mode] = ["free"],  # noqa: B006
     ) -> None:
-        super().__init__(generation, optimizer, schedule, gradient_clip, max_tokens_per_micro_batch, eval_modes)
+        super().__init__(
+            generation, optimizer, schedule, gradient_clip, max_tokens_per_micro_batch, max_skipped_steps, eval_modes
+        )
         self.max_length = max_length
 
     def training_step(self, problems: list[Problem], batch_idx: int) -> None:
@@ -46,32 +52,39 @@ class SFTModule(StageModule):
         start = time.perf_counter()
         rows = [self.row(problem) for problem in problems]
         kept = [row for row in rows if len(row) <= self.max_length]
-        trained = self.over_ranks(torch.tensor(float(sum(sum(row.rollout.sampled) for row in kept))))
+        trained = float(self.over_ranks(sum(sum(row.rollout.sampled) for row in kept)))
         if not trained:
             raise ValueError(
                 f"every demonstration of step {self.global_step} is longer than max_length={self.max_length} tokens: "
                 "raise max_length or filter the data"
             )
-        loss_sum = torch.zeros((), device=self.device)
-        for pack in self.packs(kept, least=1):
-            loss = -self.policy.score(pack).logprobs.sum()
-            self.backward_sum(loss, float(trained))
-            loss_sum += loss.detach()
+        tally = self.attempt(lambda: self.gradient(kept, trained), kept)
         grad_norm = self.apply_gradients()
         seconds = time.perf_counter() - start
+        tokens, n, dropped = self.over_ranks(torch.tensor([sum(map(len, kept)), len(kept), len(rows) - len(kept)]))
         self.log_dict(
             {
-                "policy/loss": self.over_ranks(loss_sum) / trained,
+                **tally.metrics(self.over_ranks),
                 "policy/grad_norm": grad_norm,
                 "policy/lr": self.lr_schedulers().get_last_lr()[0],
-                "data/dropped_rows": self.over_ranks(torch.tensor(float(len(rows) - len(kept)))),
-                "data/response_length": trained / max(1.0, float(self.over_ranks(torch.tensor(float(len(kept)))))),
+                "policy/skipped_steps": self.skipped.total,
+                "data/dropped_rows": float(dropped),
+                "data/response_length": trained / float(n),
                 "memory/peak_gb": self.peak_memory_gb(),
                 "time/update_s": seconds,
-                "time/tokens_per_second": float(self.over_ranks(torch.tensor(float(sum(map(len, kept)))))) / seconds,
+                "time/tokens_per_second": float(tokens) / seconds,
             },
             rank_zero_only=True,
         )
+
+    def gradient(self, rows: list[Row], trained: float) -> Tally:
+        """Accumulate the gradient of the mean loss over all `trained` tokens of all ranks."""
+        tally = Tally()
+        for part in self.packs(rows, least=1):
+            loss = -self.policy.score(part.pack).logprobs.sum()
+            self.backward_sum(loss, trained)
+            tally.total("policy/loss", loss / trained)
+        return tally
 
     def row(self, problem: Problem) -> Row:
         """Prompt and demonstration as ids, closed by an end-of-sequence token; the loss falls on the response only.

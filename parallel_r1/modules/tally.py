@@ -40,7 +40,19 @@ class Tally:
 
     def total(self, name: str, value: Tensor) -> None:
         """Add to a sum that is reported as it is."""
-        self._totals[name] = self._totals.get(name, 0.0) + value.detach().double()
+        added = value.detach().double()
+        self._totals[name] = self._totals[name] + added if name in self._totals else added
+
+    def join(self, other: Tally) -> None:
+        """Take in all that another tally holds."""
+        for name, sums in other._sums.items():
+            known = name in self._sums
+            self._sums[name] = self._sums[name] + sums if known else sums
+            extremes = other._extremes[name]
+            self._extremes[name] = torch.maximum(self._extremes[name], extremes) if known else extremes
+            self._statistics[name] = other._statistics[name]
+        for name, value in other._totals.items():
+            self.total(name, value)
 
     def metrics(self, over_ranks: OverRanks) -> dict[str, float]:
         """What was added, over all ranks, but for names that got no value on any. `std` is the population's."""

@@ -32,12 +32,14 @@ class Request:
 
     prompt_ids: the prompt. prefix_ids: forced first tokens of the response (context: they carry no loss).
     max_tokens: limit of the whole response, prefix included, in tokens. seed: 0 <= seed < 2**31.
+    name: what messages call it; nothing else depends on it.
     """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
     prefix_ids: tuple[int, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,12 @@ class Branching:
 
 
 class RolloutEngine(ABC):
-    """Samples responses with weights that the trainer streams in. Constructing one is cheap; `start` loads it."""
+    """Samples responses with weights that the trainer streams in. Constructing one is cheap; `start` loads it.
+
+    ranks: consecutive ranks of the trainer that share one engine; all of them make the same calls with equal requests.
+    """
+
+    ranks: int = 1
 
     @abstractmethod
     def start(self, model_dir: Path, branching: Positions | None = None) -> None:
@@ -153,21 +160,23 @@ def check_requests(requests: Sequence[Request], sampling: Sampling, *, context: 
         raise ValueError(f"sampling.banned holds all {vocab_size} ids of the vocabulary: nothing is left to sample")
     for index, request in enumerate(requests):
         prompt, prefix, limit = len(request.prompt_ids), len(request.prefix_ids), request.max_tokens
+        name = request.name or f"request {index}"
         if prompt == 0:
-            raise ValueError(f"request {index} has an empty prompt: give at least one token to condition on")
+            raise ValueError(f"{name} has an empty prompt: give at least one token to condition on")
         if limit < 1 or prefix > limit:
             raise ValueError(
-                f"request {index} allows max_tokens={limit} for a response with a prefix of {prefix} tokens: "
-                "raise max_tokens or shorten the prefix"
+                f"{name} allows max_tokens={limit} for a response with a prefix of {prefix} tokens: raise max_tokens "
+                "or shorten the prefix"
             )
         if prompt + limit > context:
             raise ValueError(
-                f"request {index} needs {prompt} prompt + {limit} response (max_tokens) = {prompt + limit} tokens, the "
-                f"engine holds {context}: raise its max_model_len, lower max_tokens, or leave long prompts out"
+                f"{name} needs {prompt} prompt + {limit} response (max_tokens) = {prompt + limit} tokens, the engine "
+                f"holds {context}: raise its max_model_len, lower max_tokens, or leave long prompts out "
+                "(generation.max_prompt_tokens)"
             )
         if not 0 <= request.seed < 2**31:
-            raise ValueError(f"request {index} has seed {request.seed}: seeds lie in [0, 2**31), see request_seed")
-        _check_ids(f"request {index}", request.prompt_ids + request.prefix_ids, vocab_size)
+            raise ValueError(f"{name} has seed {request.seed}: seeds lie in [0, 2**31), see request_seed")
+        _check_ids(name, request.prompt_ids + request.prefix_ids, vocab_size)
 
 
 def check_branching(requests: Sequence[Request], plan: Branching) -> None:

@@ -83,7 +83,7 @@ class VLLMEngine(RolloutEngine):
         self.block_size = block_size
         self.enforce_eager = enforce_eager
         self.cpu_threads = cpu_threads
-        self.tensor_parallel = tensor_parallel
+        self.tensor_parallel = self.ranks = tensor_parallel
         self.sleep_level = sleep_level
         self.weight_version = 0
         self.prompt_tokens = self.cached_prompt_tokens = 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from parallel_r1.methods import Objective
-from parallel_r1.modules.batching import Row, collate_pack, packs
+from parallel_r1.modules.batching import Pass, Row, make_pass, packs
+from parallel_r1.modules.tally import Tally
 from parallel_r1.modules.update import update
 from parallel_r1.policy import Policy
 from parallel_r1.structure.grammar import Structure
-from parallel_r1.types import Pack, Rollout
+from parallel_r1.types import Rollout
 
 # conftest's vocabulary: <pad> 0, <eos> 1, the tags 2..7
 PAR, END_PAR, PATH, END_PATH, SUM, END_SUM = range(2, 8)
@@ -37,12 +38,15 @@ class Host:
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.averages = False  # whether backward averages gradients over ranks by itself, as FSDP does
 
-    def packs(self, rows: Sequence[Row], least: int = 0) -> list[Pack]:
+    def packs(self, rows: Sequence[Row], least: int = 0) -> list[Pass]:
         parts = packs(rows, self.max_tokens, self.policy.can_pack)
         wanted = int(self.over_ranks(torch.tensor(float(max(len(parts), least))), "max"))
         parts += [[]] * (wanted - len(parts))
         self.passes += len(parts)
-        return [collate_pack(part, self.policy.tags, self.structure, device=self.device) for part in parts]
+        return [make_pass(part, self.policy.tags, self.structure, device=self.device) for part in parts]
+
+    def attempt(self, work: Callable[[], Tally], rows: Sequence[Row], before_retry: Callable[[], None]) -> Tally:
+        return work()
 
     def over_ranks(self, value: Tensor, op: str = "sum") -> Tensor:
         if self.ranks > 1:

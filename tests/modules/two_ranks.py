@@ -12,8 +12,8 @@ from hosts import Host, some_groups
 from torch.distributed.device_mesh import init_device_mesh
 
 from parallel_r1.methods import Objective
-from parallel_r1.modules.base import shard
 from parallel_r1.policy import PolicySource, load_policy
+from parallel_r1.sharding import shard
 
 OBJECTIVES = {
     "ppo": Objective(),
