@@ -98,6 +98,7 @@ def recorded(weights: Iterable[tuple[str, Tensor]], kept: dict[str, Tensor]) -> 
         if is_adapter(name):
             kept[name] = tensor.detach().cpu().clone()
         yield name, tensor
+        del tensor
 
 
 def save_adapter(tensors: dict[str, Tensor], lora: Lora, base: Path, folder: Path) -> None:

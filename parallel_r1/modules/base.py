@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from parallel_r1.data.datamodules import Split
@@ -161,7 +162,10 @@ class StageModule(L.LightningModule):
         return ranks.load_for(self.trainer, self.session.folder, self.session.source)
 
     def _rebuild_engine(self) -> None:
-        self.session.engine.close()
+        try:
+            self.session.engine.close()
+        except Exception as error:  # it is broken already; what counts is whether the next one starts
+            rank_zero_warn(f"the failed engine could not be shut down ({error}): memory it held may stay taken")
         self._start_engine()
         self.responder.weights_changed = True
         self.responder.refresh()

@@ -54,6 +54,8 @@ class VLLMEngine(RolloutEngine):
         tensor_parallel: ranks that share one engine; all of them then call with the same requests.
         sleep_level: 2 frees weights and KV cache between rollouts, 1 keeps the weights in CPU memory, 0 keeps
             everything where it is. GPU only.
+        timeout_s: seconds that one decoding step of the engine may take; after them it hangs, and the process ends with
+            status 75. None waits for ever.
 
     weight_version counts the syncs; prompt_tokens and cached_prompt_tokens are those of the last `generate` (forced
     prefixes included): how many there were, and how many of them the prefix cache spared. computed, requests: of the
@@ -73,6 +75,7 @@ class VLLMEngine(RolloutEngine):
         cpu_threads: int | None = None,
         tensor_parallel: int = 1,
         sleep_level: Literal[0, 1, 2] = 2,
+        timeout_s: float | None = 1800.0,
     ) -> None:
         self.dtype = dtype
         self.max_model_len = max_model_len
@@ -85,6 +88,7 @@ class VLLMEngine(RolloutEngine):
         self.cpu_threads = cpu_threads
         self.tensor_parallel = self.ranks = tensor_parallel
         self.sleep_level = sleep_level
+        self.timeout_s = timeout_s
         self.weight_version = 0
         self.prompt_tokens = self.cached_prompt_tokens = 0
         self.computed: dict[str, int] = {}
@@ -195,7 +199,7 @@ class VLLMEngine(RolloutEngine):
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_prompt_tokens += output.num_cached_tokens or 0
 
-        with self._sampling_mode(), runtime.RequestLoop(engine) as loop:
+        with self._sampling_mode(), runtime.RequestLoop(engine, self.timeout_s) as loop:
             for index, request in enumerate(requests):
                 if len(request.prefix_ids) == request.max_tokens:
                     rollouts[index] = make_rollout(request, (), (), finished=False)
@@ -219,7 +223,7 @@ class VLLMEngine(RolloutEngine):
         with (
             self._sampling_mode(),
             nothing_left(self._store, engine.step),
-            runtime.RequestLoop(engine) as loop,
+            runtime.RequestLoop(engine, self.timeout_s) as loop,
         ):
             splicer = Splicer(loop, self._store, plan, sampling.temperature, sampling_params)
             start_samples(requests, sampling, plan, splicer.submit, keep)
@@ -258,8 +262,13 @@ class VLLMEngine(RolloutEngine):
             self._asleep.discard(part)
 
     def close(self) -> None:
-        if self._shutdown is not None:
-            self._shutdown()
+        try:
+            if self._shutdown is not None:
+                self._shutdown()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
         self._engine, self._shutdown, self._loaded, self._weights_known = None, None, {}, False
         self._asleep = set()
         self._branching, self._store = None, None

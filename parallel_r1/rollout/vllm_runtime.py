@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from parallel_r1.rollout.watchdog import Watchdog
+
 if TYPE_CHECKING:
     from vllm import LLMEngine, RequestOutput, SamplingParams
 
@@ -158,10 +160,12 @@ class RequestLoop:
     """Feeds an engine and steps it until nothing is left; what is done with an output may submit more requests.
 
     A context manager: however its body ends, nothing is left in the engine, where it would block the next weight sync.
+    timeout_s: seconds that one step may take before the process ends (see `watchdog`); None: any number.
     """
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, timeout_s: float | None = None) -> None:
         self._engine = engine
+        self._watchdog = Watchdog("the engine", timeout_s)
         self._waiting: dict[str, Callable[[RequestOutput], None]] = {}
         self._count = 0
 
@@ -195,7 +199,10 @@ class RequestLoop:
 
     def run(self) -> None:
         """Step until every request has finished, those submitted on the way included."""
-        while self._waiting:
-            for output in self._engine.step():
-                if output.finished:
-                    self._waiting.pop(output.request_id)(output)
+        with self._watchdog as watchdog:
+            while self._waiting:
+                outputs = self._engine.step()
+                watchdog.beat()
+                for output in outputs:
+                    if output.finished:
+                        self._waiting.pop(output.request_id)(output)

@@ -40,6 +40,7 @@ def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         tensor = _full(parameter)
         for name in names[key]:
             yield name, tensor
+        del tensor  # else it would live on while the next one is gathered
 
 
 def _full(parameter: Tensor) -> Tensor:
@@ -75,11 +76,13 @@ class WeightStream:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         try:
-            for name, tensor in self._weights:
-                self._names.add(name)
-                yield name, tensor
+            yield from map(self._noted, self._weights)  # a loop variable would hold each tensor one step longer
         except Exception as error:
             self._error = error
+
+    def _noted(self, pair: tuple[str, Tensor]) -> tuple[str, Tensor]:
+        self._names.add(pair[0])
+        return pair
 
     def check(self, expected: Iterable[str]) -> None:
         """Raise the source's own error, or RuntimeError when it left out weights of the model."""
