@@ -107,12 +107,15 @@ class Bench:
         self.tokens = 0
 
     def packs(self, rows: list[Any], least: int = 0) -> list[Any]:
-        from parallel_r1.modules.batching import collate_pack, packs
+        from parallel_r1.modules.batching import make_pass, packs
 
         parts = packs(rows, self.max_tokens, self.policy.can_pack)
-        made = [collate_pack(p, self.policy.tags, self.args.structure, device=self.args.device) for p in parts]
-        self.tokens += sum(len(pack.tokens) for pack in made)
+        made = [make_pass(p, self.policy.tags, self.args.structure, device=self.args.device) for p in parts]
+        self.tokens += sum(len(one.pack.tokens) for one in made)
         return made
+
+    def attempt(self, work: Any, rows: Any, before_retry: Any) -> Any:
+        return work()
 
     def over_ranks(self, value: Any, op: str = "sum") -> Any:
         return value
