@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import importlib
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +34,15 @@ def commands() -> list[list[str]]:
 RUNS = [words[words.index("parallel_r1") + 1 :] for words in commands() if "parallel_r1" in words]
 
 
+TOOLS = [
+    words[next(i for i, word in enumerate(words) if word.startswith("tools/")) :]
+    for words in commands()
+    if any(word.startswith("tools/") for word in words)
+]
+PROGRAMS = {"tensorboard", "vllm", "sbatch", "torchrun", "pytest", "ruff", "git"}
+"""What else a line may start, after `uv run`; whose own options are not checked here."""
+
+
 def test_two_commands_do_everything() -> None:
     assert ["uv", "run", "python", "-m", "parallel_r1", "fit", "--config", "configs/quickstart.yaml"] in commands()
     assert ["uv", "run", "pytest"] in commands()
@@ -42,6 +56,41 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 def test_every_run_parses(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert CurriculumCLI(args).curriculum().stages
+
+
+class _Parsed(Exception):  # noqa: N818 - an outcome
+    pass
+
+
+@pytest.mark.parametrize("words", TOOLS, ids=" ".join)
+def test_every_tool_command_parses(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(self: argparse.ArgumentParser, args: list[str] | None = None, namespace: None = None) -> None:
+        parse(self, args, namespace)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(sys, "argv", words[: words.index(">")] if ">" in words else words)
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(_Parsed):
+        runpy.run_path(words[0], run_name="__main__")
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_every_command_is_of_a_known_kind(words: list[str]) -> None:
+    while words[0] in ("uv", "run", "--no-sync") or "=" in words[0]:
+        words = words[1:]
+    known = "parallel_r1" in words or any(w.startswith("tools/") for w in words) or words[0] in {*PROGRAMS, "sync"}
+    assert known, "nothing checks that this command exists: make the test know it"
+
+
+@pytest.mark.parametrize("code", blocks(README, "python") + blocks(CONTRIBUTING, "python"))
+def test_every_python_block_imports_what_exists(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module)
+            assert not [alias.name for alias in node.names if not hasattr(module, alias.name)]
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.yaml)`", README)) - {"config.yaml"}))
