@@ -220,6 +220,7 @@ def report(task: str, results: Any, root: Path) -> None:
     if task == "fit":
         print_summary(results, root)
         print(f"summary: {root / 'summary.json'}   watch: tensorboard --logdir {root}/tensorboard")
+        print(f"curves, behaviour and responses as one page: python tools/view.py {root}")
         return
     if task == "predict":
         for stage, judged in results.items():

@@ -122,8 +122,10 @@ def line_chart(
     unit: str = "",
     share: bool = False,
     axis: str = "step",
+    log: bool = False,
 ) -> Chart:
-    """Curves. share: values lie in [0, 1], and the axis shows all of it. unit: of the values; axis: what x counts."""
+    """Curves. share: values lie in [0, 1], and the axis shows all of it. unit: of the values; axis: what x counts; log:
+    a logarithmic axis for them."""
     with _figure() as (figure, axes):
         axes.grid(axis="y")
         for name, points in series.items():
@@ -132,6 +134,10 @@ def line_chart(
         axes.set_xlabel(axis)
         if share:
             axes.set_ylim(-0.03, 1.03)
+        if log:
+            axes.set_yscale("log", nonpositive="mask")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+            axes.yaxis.set_minor_formatter(lambda value, _: "")
         if unit:
             axes.set_ylabel(unit)
         _mark(axes, steps)
@@ -200,7 +206,7 @@ def _mark(axes: Axes, steps: Steps) -> None:
     for start, name in steps.starts.items():
         if low <= start <= high:
             axes.axvline(start, color=_LINE, linewidth=1)
-            axes.text(start, 0.98, f" {_short(name)}", transform=axes.get_xaxis_transform(), va="top", fontsize=7.5)
+            axes.text(start, 0.02, f" {_short(name)}", transform=axes.get_xaxis_transform(), fontsize=7.5)
 
 
 def _short(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parallel_r1.evaluation.charts import Interval, Section, Steps, Table, band_chart, interval_chart, line_chart
-from parallel_r1.evaluation.page import render, write_page
+from parallel_r1.evaluation.page import TEMPLATES, render, write_page
 from parallel_r1.evaluation.page_rows import aligned, chosen, groups_of, script_json, viewer_data
 from parallel_r1.evaluation.page_text import cell, shown
 
@@ -59,6 +59,26 @@ def test_charts_take_the_colours_of_the_page() -> None:
     assert "var(--muted)" in chart.svg
     assert chart.table.rows == [[0, 0.25, 0.75], [4, 0.0, 0.0]]
     assert re.match(r'<svg viewBox="[\d. ]+" role="img" aria-label="where">', chart.svg)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(theme: int) -> None:
+    """WCAG 2.2, 1.4.3: a contrast of 4.5 at least; axe sees only the colours that a page happens to use."""
+    css = (TEMPLATES / "page.css").read_text()
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", css)
+    colour = {name: luminance((light, dark)[theme]) for name, light, dark in pairs}
+    behind = ["paper", "card", "sunk"]
+    used = [(text, back) for text in ("ink", "muted", "accent", *(f"lane-{i}" for i in range(6))) for back in behind]
+    used += [("ink", f"heat-{i}") for i in range(1, 6)] + [(v, f"{v}-back") for v in ("right", "wrong", "cut")]
+    for text, back in used:
+        dark, light = sorted((colour[text], colour[back]))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{text} on {back}"
 
 
 def test_long_series_have_short_tables() -> None:

@@ -192,7 +192,9 @@
     const facts = [`Block ${number + 1}`, `${part.lanes.length} ${part.lanes.length === 1 ? "path" : "paths"}`];
     const at = row.parallel_positions && row.parallel_positions[number];
     if (typeof at === "number") facts.push(`opens at ${Math.round(at * 100)} % of the response`);
-    const label = row.block_labels && row.block_labels[number];
+    // labels are those of well-formed blocks: they fit where every block is
+    const labels = row.block_labels || [];
+    const label = labels.length === (row.parallel_positions || labels).length ? labels[number] : undefined;
     if (label) facts.push(String(label));
     block.append(text("p", "label", facts.join(" · ")));
     if (part.between.some((atom) => atom.text.trim())) block.append(textBox(part.between, row));
