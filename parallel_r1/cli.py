@@ -17,12 +17,16 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from jsonargparse.typing import PositiveFloat
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from parallel_r1.callbacks import BehaviourFigures, RolloutTable, StageLogger, StageProgress, print_summary
-from parallel_r1.curriculum import Curriculum, Stage, is_first_rank, write_json
+from parallel_r1.changes import OnChange, put_aside, settle
+from parallel_r1.curriculum import Curriculum, Stage, is_first_rank
+from parallel_r1.files import write_json, write_text
 from parallel_r1.policy import PolicySource
+from parallel_r1.resume import CheckpointError, StopRun, exit_stopped
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.shell import TASKS
 
@@ -75,6 +79,40 @@ class CurriculumCLI(LightningCLI):
         parser.add_argument(
             "--curriculum.only", type=list[str] | str | None, default=None, help="run these stages alone"
         )
+        parser.add_argument(
+            "--curriculum.start_at",
+            type=str | None,
+            default=None,
+            help="run this stage and those after it; finished ones are skipped as ever",
+        )
+        parser.add_argument(
+            "--curriculum.fresh",
+            type=bool,
+            default=False,
+            help="do the stages that are run anew; what they left is moved to <root>/aside/<n>, nothing is deleted",
+        )
+        parser.add_argument(
+            "--curriculum.on_change",
+            type=OnChange,
+            default="error",
+            help="where the configuration is not the one the run was begun with, in a stage that has begun: refuse and "
+            "show the differences; continue under the new one; restart the first stage it touches and all after it",
+        )
+        parser.add_argument(
+            "--curriculum.plan_only", type=bool, default=False, help="print the plan of the run, check it and stop"
+        )
+        parser.add_argument(
+            "--curriculum.checkpoint_every",
+            type=int | None,
+            default=None,
+            help="iterations between checkpoints of a stage in training; null: by time alone",
+        )
+        parser.add_argument(
+            "--curriculum.checkpoint_minutes",
+            type=PositiveFloat,
+            default=10.0,
+            help="minutes between checkpoints, where checkpoint_every does not come first",
+        )
         for name in self._stage_names:
             parser.add_class_arguments(Stage, f"curriculum.stages.{name}", sub_configs=True)
 
@@ -104,15 +142,22 @@ class CurriculumCLI(LightningCLI):
         """The runner, as configured."""
         options = self.options
         chosen = options.curriculum
-        only = [chosen.only] if isinstance(chosen.only, str) else chosen.only
-        root = Path(chosen.root or f"runs/{chosen.name}")
-        stages = {name: chosen.stages[name] for name in self._stage_names}
         return Curriculum(
-            chosen.name, root, options.seed_everything, stages, options.policy, options.engine, self.make_trainer, only
+            chosen.name,
+            Path(chosen.root or f"runs/{chosen.name}"),
+            options.seed_everything,
+            {name: chosen.stages[name] for name in self._stage_names},
+            options.policy,
+            options.engine,
+            self.make_trainer,
+            [chosen.only] if isinstance(chosen.only, str) else chosen.only,
+            chosen.start_at,
+            chosen.checkpoint_every,
+            chosen.checkpoint_minutes,
         )
 
-    def make_trainer(self, stage: str, step_offset: int, overrides: dict[str, Any]) -> Trainer:
-        """A Trainer for one stage: the shared arguments, its own overrides, its logger and its bar."""
+    def make_trainer(self, stage: str, step_offset: int, overrides: dict[str, Any], own: list[Callback]) -> Trainer:
+        """A Trainer for one stage: the shared arguments, its own overrides and callbacks, its logger and its bar."""
         # anew for each stage: a strategy or a callback belongs to the Trainer that first used it
         shared = dict(self.parser.instantiate(self.config)[self.subcommand].trainer)
         root = Path(self.options.curriculum.root or f"runs/{self.options.curriculum.name}")
@@ -124,13 +169,36 @@ class CurriculumCLI(LightningCLI):
         if config.get("enable_progress_bar", True):
             callbacks.append(StageProgress(stage))
         config["default_root_dir"] = config.get("default_root_dir") or root / "stages" / stage
-        return Trainer(**config, callbacks=[*callbacks, RolloutTable(), BehaviourFigures()])
+        return Trainer(**config, callbacks=[*callbacks, RolloutTable(), BehaviourFigures(), *own])
 
-    def save_config(self, root: Path) -> None:
-        """Keep the configuration as it ran beside its results."""
-        root.mkdir(parents=True, exist_ok=True)
-        config = self._task_parser.dump(self.config[self.subcommand], skip_unset=True)
-        (root / "config.yaml").write_text(config)
+    def kept_config(self) -> dict[str, Any]:
+        """The configuration as it runs, as plain values, short of what a single command asks for."""
+        config = yaml.safe_load(self._task_parser.dump(self.config[self.subcommand], skip_unset=True))
+        for option in ("only", "start_at", "fresh", "on_change", "plan_only"):
+            config["curriculum"].pop(option, None)
+        return config
+
+    def settle(self, curriculum: Curriculum) -> None:
+        """Make the run's folder ready for this configuration, and keep it there beside the results.
+
+        Raises ValueError where the folder holds what another configuration has begun.
+        """
+        chosen, root = self.options.curriculum, curriculum.root
+        if (chosen.fresh or chosen.on_change == "restart") and ranks_started_together() > 1:
+            raise ValueError(
+                "curriculum.fresh and curriculum.on_change=restart move folders that other ranks may be reading: "
+                f"move {curriculum.root}, or folders of stages in it, out of the way by hand, then start the ranks"
+            )
+        stages, new = curriculum.chosen("fit"), self.kept_config()
+        done = put_aside(root, stages, base=len(stages) == len(curriculum.stages)) if chosen.fresh else []
+        for line in done + settle(root, new, chosen.on_change):
+            print(line, file=sys.stderr)
+        write_text(root / "config.yaml", yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
+
+
+def ranks_started_together() -> int:
+    """Processes that a launcher (torchrun, srun) has started with this one; 1 where Lightning will start them."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
 
 
 def stage_names(args: list[str]) -> list[str]:
@@ -181,12 +249,18 @@ def main(args: list[str] | None = None) -> None:
         task = cli.subcommand
         curriculum.check(task)
         if task == "fit" and is_first_rank():
-            cli.save_config(curriculum.root)
+            cli.settle(curriculum)
         curriculum.prepare(task)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    results = curriculum.fit() if task == "fit" else curriculum.evaluate(task)
+    try:
+        results = curriculum.fit() if task == "fit" else curriculum.evaluate(task)
+    except StopRun as stop:
+        exit_stopped(stop.signum, is_first_rank(), curriculum.root)
+    except CheckpointError as error:
+        print(f"error: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(1) from None
     if is_first_rank():
         report(task, results, curriculum.root)
 

@@ -4,15 +4,16 @@
 <root>/base/                     the start policy, tags added
 <root>/stages/<name>/model/      the finished stage, a Hugging Face folder; the next stage starts from it
 <root>/stages/<name>/stage.json  its record; written last, so a stage that has one is finished
+<root>/stages/<name>/checkpoints/  the two newest of a stage in training: the next `fit` goes on from there
 <root>/stages/<name>/rollouts/   responses of its training, where `save_rollouts` asks for them
 <root>/tensorboard/<name>/       its events; the step axis goes on where the stage before stopped
+<root>/aside/<n>/                what a fresh start or a restart took out of the way
 <root>/summary.json              before and after of every finished stage
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, make_dataclass
@@ -25,8 +26,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from parallel_r1.data.datamodules import ProblemDataModule
 from parallel_r1.data.overlap import stage_overlaps
+from parallel_r1.files import write_json
 from parallel_r1.modules.base import Session, StageModule
 from parallel_r1.policy import PolicySource, export_policy, is_model_folder
+from parallel_r1.resume import Checkpoints, StopSignals
 from parallel_r1.rollout.engine import RolloutEngine
 
 Task = Literal["fit", "validate", "test", "predict"]
@@ -84,7 +87,9 @@ class Curriculum:
 
     Args:
         stages: by name, in order.
-        make_trainer: (stage name, step offset, overrides) -> Trainer.
+        make_trainer: (stage name, step offset, overrides, callbacks) -> Trainer.
+        only, start_at: which stages to run; see `chosen`.
+        checkpoint_every, checkpoint_minutes: see `resume.Checkpoints`.
     """
 
     def __init__(
@@ -95,12 +100,17 @@ class Curriculum:
         stages: dict[str, Stage],
         source: PolicySource,
         engine: RolloutEngine,
-        make_trainer: Callable[[str, int, dict[str, Any]], L.Trainer],
+        make_trainer: Callable[[str, int, dict[str, Any], list[L.Callback]], L.Trainer],
         only: list[str] | None = None,
+        start_at: str | None = None,
+        checkpoint_every: int | None = None,
+        checkpoint_minutes: float = 10.0,
     ) -> None:
         self.name, self.root, self.seed = name, root, seed
         self.stages, self.source, self.engine = stages, source, engine
-        self.make_trainer, self.only = make_trainer, only
+        self.make_trainer, self.only, self.start_at = make_trainer, only, start_at
+        self.checkpoint_every, self.checkpoint_minutes = checkpoint_every, checkpoint_minutes
+        self.stop = StopSignals()
 
     # ------------------------------------------------------------------ before anything is loaded
 
@@ -108,11 +118,14 @@ class Curriculum:
         """Find what can be found before a model is loaded. Raises ValueError or FileNotFoundError, naming the stage."""
         if not self.stages:
             raise ValueError("curriculum.stages is empty: give --config with at least one stage (see configs/)")
-        for name in self.only or []:
+        asked = [("only", name) for name in self.only or []] + [("start_at", name) for name in [self.start_at] if name]
+        for option, name in asked:
             if name not in self.stages:
                 raise ValueError(
-                    f"curriculum.only: there is no stage {name!r}; the stages are {', '.join(self.stages)}"
+                    f"curriculum.{option}: there is no stage {name!r}; the stages are {', '.join(self.stages)}"
                 )
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ValueError(f"curriculum.checkpoint_every={self.checkpoint_every}: give 1 iteration or more, or null")
         self.source.check()
         names = list(self.stages)
         for i, (name, stage) in enumerate(self.stages.items()):
@@ -145,16 +158,18 @@ class Curriculum:
         raise ValueError(f"init_from={init_from!r} is neither one of {known} nor a model folder")
 
     def chosen(self, task: Task) -> list[str]:
-        """The stages to run: those of `only`; else all in `fit`, the last finished one otherwise."""
-        names = [name for name in self.stages if not self.only or name in self.only]
+        """The stages to run: those of `only`, or from `start_at` on; else all in `fit`, the last finished otherwise."""
+        names = list(self.stages)
+        names = names[names.index(self.start_at) if self.start_at else 0 :]
+        names = [name for name in names if not self.only or name in self.only]
         if task == "fit" or self.only:
             return names
         return [name for name in names if self.finished(name)][-1:] or names[-1:]
 
     def prepare(self, task: Task) -> None:
         """Write the base policy where a stage will start from it. Raises ValueError if it cannot be loaded."""
-        starts = [self.start_folder(name) for name in self.chosen(task)[:1] if not self.finished(name)]
-        if self.root / "base" not in starts:
+        waiting = [name for name in self.chosen(task) if not self.finished(name)]
+        if not any(self._starts_from_base(name) for name in waiting):
             return
         if is_first_rank():
             self.source.prepare(self.root / "base", self.seed)
@@ -164,7 +179,11 @@ class Curriculum:
     # ------------------------------------------------------------------ running
 
     def fit(self) -> list[StageRecord]:
-        """Train every stage that is not finished yet. Returns the records of all finished stages."""
+        """Train every stage that is not finished yet, from where it stands. Returns the records of finished stages.
+
+        SIGTERM and SIGINT save the stage in training and raise `resume.StopRun`.
+        """
+        self.stop.install()
         for name in self.chosen("fit"):
             if self.finished(name):
                 rank_zero_info(f"stage {name} is finished: skipped")
@@ -177,11 +196,15 @@ class Curriculum:
         stage = self.stages[name]
         folder = self.start_folder(name)
         offset = sum(self.record(n).steps for n in self._before(name) if self.finished(n))
-        trainer = self.make_trainer(name, offset, stage.overrides())
+        keeper = Checkpoints(self.root, name, self.checkpoint_every, self.checkpoint_minutes, self.stop)
+        trainer = self.make_trainer(name, offset, stage.overrides(), [keeper])
+        self.stop.together = trainer.world_size > 1
         module = stage.module
         module.attach(Session(self.source, self.engine, folder, self.seed, offset, self.folder(name)))
-        start = time.perf_counter()
-        before = self._known_evaluation(name, folder) or self._evaluate(trainer, stage)
+        if trainer.is_global_zero:
+            keeper.prepare()
+        if not keeper.resumes:
+            keeper.before = self._known_evaluation(name, folder) or self._evaluate(trainer, stage)
         trainer.fit(module, datamodule=stage.data)
         after = self._evaluate(trainer, stage)
         weights = {}
@@ -190,10 +213,10 @@ class Curriculum:
                 weights[key] = tensor.detach().cpu()
         if trainer.is_global_zero:
             export_policy(module.policy, self.folder(name) / "model", weights, module.responder.prompt)
-            record = StageRecord(
-                name, type(module).__name__, trainer.global_step, time.perf_counter() - start, before, after
-            )
+            kind, steps = type(module).__name__, trainer.global_step
+            record = StageRecord(name, kind, steps, keeper.seconds, keeper.before, after)
             write_json(self.folder(name) / "stage.json", asdict(record))
+            keeper.remove()
             self.write_summary()
         trainer.strategy.barrier()
         module.release()
@@ -226,7 +249,7 @@ class Curriculum:
             if not done:
                 rank_zero_info(f"stage {name} is not finished in {self.root}: using the policy it would start from")
             folder = self.folder(name) / "model" if done else self.start_folder(name)
-            trainer = self.make_trainer(name, 0, stage.overrides())
+            trainer = self.make_trainer(name, 0, stage.overrides(), [])
             stage.module.attach(Session(self.source, self.engine, folder, self.seed))
             if task == "predict":
                 trainer.predict(stage.module, datamodule=stage.data, return_predictions=False)
@@ -256,7 +279,7 @@ class Curriculum:
         """The model folder a stage starts from. Raises ValueError if the stage that should have made it never ran."""
         init_from = self.stages[name].init_from
         earlier = self._before(name)
-        if init_from == "base" or (init_from == "previous" and not earlier):
+        if self._starts_from_base(name):
             return self.root / "base"
         source = earlier[-1] if init_from == "previous" else init_from
         if source not in self.stages:
@@ -267,6 +290,10 @@ class Curriculum:
             )
         return self.folder(source) / "model"
 
+    def _starts_from_base(self, name: str) -> bool:
+        init_from = self.stages[name].init_from
+        return init_from == "base" or (init_from == "previous" and not self._before(name))
+
     def _before(self, name: str) -> list[str]:
         names = list(self.stages)
         return names[: names.index(name)]
@@ -274,14 +301,6 @@ class Curriculum:
     def write_summary(self) -> None:
         stages = [asdict(record) for record in self.records()]
         write_json(self.root / "summary.json", {"name": self.name, "seed": self.seed, "stages": stages})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".partial")
-    draft.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(draft, path)
 
 
 def _wait_for_model(folder: Path, limit_s: float = 3600.0) -> None:

@@ -40,14 +40,16 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if others:
             self.parts.append(torch.optim.AdamW(others, lr=lr, betas=betas, weight_decay=0.0))
         super().__init__([group for part in self.parts for group in part.param_groups], {"lr": lr})
-        self._share_groups()
+        self._share()
 
-    def _share_groups(self) -> None:
-        """One list of groups, so that a schedule that writes a learning rate here reaches the parts."""
+    def _share(self) -> None:
+        """One list of groups, so that a schedule that writes a learning rate here reaches the parts, and one state, so
+        that a checkpoint of this optimizer is one of any optimizer."""
         start = 0
         for part in self.parts:
             part.param_groups = self.param_groups[start : start + len(part.param_groups)]
             start += len(part.param_groups)
+            part.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = closure() if closure is not None else None
@@ -55,11 +57,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
             part.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-        self._share_groups()
+        super().load_state_dict(state_dict)
+        self._share()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from parallel_r1 import attention
 from parallel_r1.data.prompts import PROMPT_FILE, Prompt, attach_prompt, attached_prompt, read_prompt
+from parallel_r1.files import PARTIAL, publish
 from parallel_r1.lora import Lora, add_adapters, merged, recorded, save_adapter
 from parallel_r1.objective import token_logprobs
 from parallel_r1.rollout.weights import full_weights
@@ -390,11 +391,10 @@ def save_folder(
 
     logging.disable_progress_bar()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(folder.name + ".partial")
+    draft = folder.with_name(folder.name + PARTIAL)
     shutil.rmtree(draft, ignore_errors=True)
     model.save_pretrained(draft, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(draft)
     if prompt is not None:
         attach_prompt(draft, prompt)
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
+    publish(draft, folder)

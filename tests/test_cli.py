@@ -130,7 +130,8 @@ def test_print_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixtur
 
 
 def test_the_config_kept_beside_the_results_runs_again(tmp_path: Path) -> None:
-    configured(f"{HARD}.trainer.max_steps=7").save_config(tmp_path)
+    cli = configured(f"{HARD}.trainer.max_steps=7", f"--curriculum.root={tmp_path}", "--curriculum.fresh=true")
+    cli.settle(cli.curriculum())
     again = CurriculumCLI(["fit", "--config", str(tmp_path / "config.yaml")]).curriculum()
     assert list(again.stages) == ["cold_start", "easy", "hard"]
     assert again.stages["hard"].trainer.max_steps == 7
