@@ -134,6 +134,8 @@ def line_chart(
         axes.set_xlabel(axis)
         if share:
             axes.set_ylim(-0.03, 1.03)
+        elif not log:
+            _widen(axes)
         if log:
             axes.set_yscale("log", nonpositive="mask")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
@@ -142,7 +144,8 @@ def line_chart(
             axes.set_ylabel(unit)
         _mark(axes, steps)
         if len(series) > 1:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
+            above = 1.07 if steps.starts else 1
+            axes.legend(loc="lower left", bbox_to_anchor=(0, above), ncols=3, borderaxespad=0.2)
         svg = _svg(figure, title)
     at = sorted({x for points in series.values() for x, _ in points})
     values = {name: dict(points) for name, points in series.items()}
@@ -152,18 +155,22 @@ def line_chart(
 
 
 def band_chart(title: str, edges: Sequence[float], counts: Mapping[float, Sequence[float]], steps: Steps) -> Chart:
-    """A histogram a step as columns of shades. edges: [B + 1] of the bins; counts: step -> [B]."""
+    """Histograms as columns of shades, each from the step before to its own.
+
+    edges: [B + 1] of the bins; counts: step -> [B].
+    """
     import numpy as np
 
     at = sorted(counts)
     shares = np.array([[c / max(sum(counts[x]), 1) for c in counts[x]] for x in at]).T  # [B, steps]
     with _figure() as (figure, axes):
         width = min((b - a for a, b in pairwise(at)), default=1.0)
-        for column, x in enumerate(at):
+        starts = [at[0] - width, *at[:-1]] if at else []
+        for column, (start, end) in enumerate(zip(starts, at, strict=True)):
             for (low, high), value in zip(pairwise(edges), shares[:, column], strict=True):
                 if value > 0:
                     alpha = 0.15 + 0.85 * value**0.5
-                    axes.fill_between([x - width / 2, x + width / 2], low, high, color=_SERIES[0], alpha=alpha, lw=0)
+                    axes.fill_between([start, end], low, high, color=_SERIES[0], alpha=alpha, lw=0)
         axes.set_ylim(edges[0], edges[-1])
         axes.set_xlabel("step")
         axes.set_ylabel("where a block opens")
@@ -172,7 +179,7 @@ def band_chart(title: str, edges: Sequence[float], counts: Mapping[float, Sequen
     every = max(1, -(-len(at) // MAX_TABLE))
     heads = [f"{low:.1f}-{high:.1f}" for low, high in pairwise(edges)]
     rows = [[x, *(float(v) for v in shares[:, i])] for i, x in enumerate(at)][::every]
-    note = "Share of a step's blocks that open in each tenth of the response: 0 is its start."
+    note = "Of the blocks since the step before, how many open in each tenth of the response; 0 is its start."
     return Chart(title, svg, Table(["step", *heads], rows), note)
 
 
@@ -200,13 +207,21 @@ def interval_chart(title: str, marks: Sequence[Interval], note: str = "", unit: 
     return Chart(title, svg, table, note)
 
 
+def _widen(axes: Axes) -> None:
+    """Show what hardly changes as hardly changing: the axis spans a tenth of its values at least."""
+    low, high = axes.dataLim.intervaly
+    middle, least = (low + high) / 2, 0.1 * max(abs(low), abs(high))
+    if high - low < least:
+        axes.set_ylim(middle - least, middle + least)
+
+
 def _mark(axes: Axes, steps: Steps) -> None:
     """Where stages start."""
     low, high = axes.get_xlim()
     for start, name in steps.starts.items():
         if low <= start <= high:
             axes.axvline(start, color=_LINE, linewidth=1)
-            axes.text(start, 0.02, f" {_short(name)}", transform=axes.get_xaxis_transform(), fontsize=7.5)
+            axes.text(start, 1.01, _short(name), transform=axes.get_xaxis_transform(), fontsize=7.5)
 
 
 def _short(text: str) -> str:

@@ -13,14 +13,14 @@ from parallel_r1.structure.tokens import TagIds
 from parallel_r1.types import Judged, Rollout
 
 SAMPLE = 32
-"""Responses with a block, an iteration and a rank, whose text is looked into: that runs in pure Python."""
+"""Responses with a block, an iteration and a rank, whose text is looked into at most: that runs in pure Python."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
     """Of all responses, a value a block: positions (where it opens, as a share of the response), tokens (from
     `<Parallel>` to `</Parallel>`), paths (well-formed blocks alone); a value a response: token_shares (tokens inside
-    blocks). Of the first SAMPLE with a block: labels, a value a block; path_agreement, answer_agreement, diversity, a
+    blocks). Of SAMPLE at most with a block: labels, a value a block; path_agreement, answer_agreement, diversity, a
     value a response, None where there is none.
     """
 
@@ -37,7 +37,8 @@ class Behaviour:
 def behaviour_of(judged: Sequence[Judged], rollouts: Sequence[Rollout], tags: TagIds) -> Behaviour:
     """The behaviour of the responses of one rank."""
     blocks = [(r, span) for r in rollouts for span in open_blocks(r.response_ids, tags)]
-    sample = [j for j in judged if j.response.is_parallel][:SAMPLE]
+    parallel = [j for j in judged if j.response.is_parallel]
+    sample = parallel[:: -(-len(parallel) // SAMPLE) or 1]  # over all groups: responses of one are alike
     answers = [next(iter(extract(j.text).answers), None) for j in sample]
     pairs = list(zip(sample, answers, strict=True))
     return Behaviour(

@@ -151,7 +151,7 @@ def test_a_long_text_is_shown_in_part_then_whole(opened: Opened) -> None:
 def test_a_response_is_drawn_as_lanes_side_by_side(opened: Opened) -> None:
     opened.open_problem("q0-0")
     card = opened.page.locator(".card").first
-    assert card.locator(".lane").all_inner_texts() == ["Path 1\n4", "Path 2\n5"]
+    assert card.locator(".lane").all_inner_texts() == ["Path 1\n\n4", "Path 2\n\n5"]
     first, second = (card.locator(".lane").nth(i).bounding_box() for i in range(2))
     assert first["y"] == second["y"]
     assert second["x"] > first["x"] + first["width"]
@@ -225,8 +225,10 @@ def test_keyboard(opened: Opened) -> None:
 def test_log_probabilities_by_pointer_and_by_keys(opened: Opened) -> None:
     page = opened.page
     tokens = page.locator(".card").first.locator(".tok")
-    tokens.nth(2).hover()
+    tokens.nth(4).hover()
     assert page.inner_text("#tip") == "log-probability -0.700 · 49.7 %"
+    page.hover("text=Block 1 >> nth=0")  # stands for <Parallel>
+    assert page.inner_text("#tip") == "log-probability -5.000 · 0.674 %"
     page.locator(".card .body").first.focus()
     for _ in range(2):
         page.keyboard.press("ArrowRight")

@@ -129,16 +129,27 @@
 
   const level = (logprob) => (logprob > -0.05 ? 0 : logprob > -0.5 ? 1 : logprob > -1.2 ? 2 : logprob > -2.3 ? 3 : logprob > -4 ? 4 : 5);
 
+  // the word that stands for a tag, which carries the tag's log-probability
+  function word(atom, value) {
+    const node = text("span", "", value);
+    if (atom && atom.token) mark(node, atom);
+    return node;
+  }
+
+  function mark(node, atom) {
+    const given = atom.logprob === null || atom.logprob === undefined;
+    node.className = given ? "tok given" : `tok t${level(atom.logprob)}`;
+    node.dataset.logprob = given ? "" : atom.logprob;
+    return node;
+  }
+
   function textBox(atoms, row, className) {
     const box = make("div", `text ${className || ""}`.trim());
     box.dir = "auto";
     for (const atom of trimmed(atoms)) {
       if (atom.extra) { box.append(text("span", "extra", ` ${atom.text}`)); continue; }
       if (!atom.token) { addText(box, atom.text); continue; }
-      const given = atom.logprob === null || atom.logprob === undefined;
-      const span = text("span", given ? "tok given" : `tok t${level(atom.logprob)}`, atom.text);
-      span.dataset.logprob = given ? "" : atom.logprob;
-      box.append(span);
+      box.append(mark(text("span", "", atom.text), atom));
     }
     return box;
   }
@@ -189,24 +200,27 @@
 
   function blockOf(part, row, number) {
     const block = make("div", "block");
-    const facts = [`Block ${number + 1}`, `${part.lanes.length} ${part.lanes.length === 1 ? "path" : "paths"}`];
+    const facts = ["", `${part.lanes.length} ${part.lanes.length === 1 ? "path" : "paths"}`];
     const at = row.parallel_positions && row.parallel_positions[number];
     if (typeof at === "number") facts.push(`opens at ${Math.round(at * 100)} % of the response`);
     // labels are those of well-formed blocks: they fit where every block is
     const labels = row.block_labels || [];
     const label = labels.length === (row.parallel_positions || labels).length ? labels[number] : undefined;
     if (label) facts.push(String(label));
-    block.append(text("p", "label", facts.join(" · ")));
+    block.append(make("p", "label", word(part.tags[0], `Block ${number + 1}`), addText(make("span"), facts.join(" · "))));
     if (part.between.some((atom) => atom.text.trim())) block.append(textBox(part.between, row));
     const lanes = make("div", "lanes");
     part.lanes.forEach((lane, i) => {
-      const node = make("div", "lane", text("span", "label", `Path ${i + 1}`), textBox(lane.atoms, row));
+      const node = make("div", "lane", make("p", "label", word(lane.tags[0], `Path ${i + 1}`)), textBox(lane.atoms, row));
       node.style.setProperty("--lane", `var(--lane-${i % 6})`);
       lanes.append(node);
     });
     block.append(lanes);
-    if (part.summary) block.append(make("div", "summary", text("span", "label", "Summary"), textBox(part.summary, row)));
-    else if (!part.open) block.append(text("p", "label", "no summary"));
+    if (part.summary) {
+      const opens = part.tags.find((atom) => atom.text === TAGS[4]);
+      block.append(make("div", "summary", make("p", "label", word(opens, "Summary")), textBox(part.summary, row)));
+    }
+    if (!part.summary && !part.open) block.append(text("p", "label", "no summary"));
     return block;
   }
 
@@ -234,7 +248,7 @@
     if (Object.keys(small).length) {
       const terms = make("div", "terms");
       for (const [name, value] of Object.entries(small)) {
-        terms.append(fact(addText(make("span"), name).textContent, value === null ? "–" : String(number(value)).slice(0, 120)));
+        terms.append(fact(addText(make("span"), name.replaceAll("_", " ")).textContent, value === null ? "–" : String(number(value)).slice(0, 120)));
       }
       head.append(terms);
     }
