@@ -222,7 +222,7 @@ class RLModule(StageModule):
         if not self.save_rollouts or self.session.stage_folder is None:
             return
         if self._kept is None:
-            self._kept = RolloutLog(self.session.stage_folder / "rollouts", self.global_rank)
+            self._kept = RolloutLog(self.session.stage_folder / "rollouts", self.share())
         rows = training_rows(used, credit, iteration, self.save_rollouts, self.share(), self.policy)
         with room_for("rollouts", self._kept.folder, "set save_rollouts: 0"):
             self._kept.write(iteration, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -27,16 +27,21 @@ _NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl\.gz")
 
 
 class RolloutLog:
-    """Writes the rows of one rank to `folder`, iteration by iteration, from whichever iteration it is first given."""
+    """Writes the rows of one rank to `folder`, iteration by iteration, from whichever iteration it is first given.
 
-    def __init__(self, folder: Path, rank: int, max_bytes: int = MAX_BYTES) -> None:
-        self.folder, self.rank, self.max_bytes = folder, rank, max_bytes
+    share: (rank, ranks).
+    """
+
+    def __init__(self, folder: Path, share: tuple[int, int], max_bytes: int = MAX_BYTES) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.rank, self.ranks = share
         self.path: Path | None = None
 
     def write(self, iteration: int, rows: Iterable[Row]) -> None:
         """Append the rows of an iteration. The first call removes what an earlier run left of it and later ones."""
         if self.path is None:
-            drop_after(self.folder, iteration, self.rank)
+            # the first rank answers for those of a run that had more
+            drop_after(self.folder, iteration, lambda r: r == self.rank or (self.rank == 0 and r >= self.ranks))
             files = _files(self.folder, self.rank)
             self.path = files[-1][1] if files else None
         if self.path is None or self.path.stat().st_size >= self.max_bytes:
@@ -44,12 +49,12 @@ class RolloutLog:
         append_rows(self.path, rows)
 
 
-def drop_after(folder: Path, iteration: int, rank: int | None = None) -> None:
-    """Remove the rows of `iteration` and later, of one rank or of all, and what a kill has torn.
+def drop_after(folder: Path, iteration: int, of_rank: Callable[[int], bool] = lambda r: True) -> None:
+    """Remove the rows of `iteration` and later, of all ranks or of some, and what a kill has torn.
 
     Nothing happens where there is no folder. One process at a time may do this to a rank's files.
     """
-    ranks = {r for r, _ in map(_place, folder.glob("*.jsonl.gz")) if rank in (None, r)}
+    ranks = {r for r, _ in map(_place, folder.glob("*.jsonl.gz")) if r >= 0 and of_rank(r)}
     for mine in sorted(ranks):
         kept: Path | None = None
         for first, path in _files(folder, mine):

@@ -37,8 +37,8 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def run(folder: Path, first: int, last: int, rank: int = 0, max_bytes: int = 300) -> None:
-    log = RolloutLog(folder, rank, max_bytes)
+def run(folder: Path, first: int, last: int, rank: int = 0, max_bytes: int = 300, ranks: int = 2) -> None:
+    log = RolloutLog(folder, (rank, ranks), max_bytes)
     for iteration in range(first, last):
         log.write(iteration, [{"iteration": iteration, "n": n, "noise": f"{iteration * n:o}" * 20} for n in range(3)])
 
@@ -96,8 +96,17 @@ def test_a_log_that_starts_over_drops_its_own_rows_alone(tmp_path: Path) -> None
     drop_after(tmp_path / "missing", 0)
 
 
+def test_a_run_that_goes_on_with_fewer_ranks_leaves_no_rows_of_the_others(tmp_path: Path) -> None:
+    for rank in range(3):
+        run(tmp_path, 0, 6, rank, ranks=3)
+    for rank in range(2):
+        run(tmp_path, 4, 7, rank)
+    last = {r: max(row["iteration"] for f in tmp_path.glob(f"rank{r}-*") for row in saved_rows(f)) for r in range(3)}
+    assert last == {0: 6, 1: 6, 2: 3}
+
+
 def test_the_trace_tool_reads_a_file_or_a_folder(tmp_path: Path) -> None:
-    log = RolloutLog(tmp_path, 0, max_bytes=1)
+    log = RolloutLog(tmp_path, (0, 1), max_bytes=1)
     for iteration in range(2):
         e = experience([[0.5, 1.0]])
         log.write(iteration, training_rows(e, torch.zeros(1, 2), iteration, 1, (0, 1), POLICY))
