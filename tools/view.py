@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from parallel_r1.evaluation.page import MOST_ROWS, write_page
-from parallel_r1.evaluation.page_report import report_sections
+from parallel_r1.evaluation.page_report import report_facts, report_sections
 from parallel_r1.evaluation.run_page import find, rows_of, run_sections
 
 
@@ -37,11 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         sources = [find(path) for path in options.paths]
         sections = [section for s in sources if s.run for section in run_sections(s.run)]
-        sections += [part for s in sources for report in s.reports.values() for part in report_sections(report)]
+        reports = [report for s in sources for report in s.reports.values()]
+        sections += [part for report in reports for part in report_sections(report)]
+        about = report_facts(reports[0]) if len(reports) == 1 else {}
         rows = list(rows_of(sources))
         if not rows and not sections:
             raise FileNotFoundError(f"{first}: holds no rollouts, no test and no curves; run fit or test first")
-        write_page(out, title=options.title or str(first), sections=sections, rows=rows, most=options.most)
+        title = options.title or str(first)
+        write_page(out, title=title, about=about, sections=sections, rows=rows, most=options.most)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

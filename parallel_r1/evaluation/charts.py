@@ -119,19 +119,21 @@ def line_chart(
     series: Mapping[str, Points],
     steps: Steps,
     note: str = "",
-    unit: str = "",
     share: bool = False,
     axis: str = "step",
     log: bool = False,
 ) -> Chart:
-    """Curves. share: values lie in [0, 1], and the axis shows all of it. unit: of the values; axis: what x counts; log:
-    a logarithmic axis for them."""
+    """Curves.
+
+    share: values lie in [0, 1], and the axis shows all of it. axis: what x counts. log: a logarithmic axis for values.
+    """
     with _figure() as (figure, axes):
         axes.grid(axis="y")
         for name, points in series.items():
             x, y = [p[0] for p in points], [p[1] for p in points]
             axes.plot(x, y, label=_short(name), marker="o" if len(points) == 1 else None, markersize=3)
         axes.set_xlabel(axis)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         if share:
             axes.set_ylim(-0.03, 1.03)
         elif not log:
@@ -140,8 +142,6 @@ def line_chart(
             axes.set_yscale("log", nonpositive="mask")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
             axes.yaxis.set_minor_formatter(lambda value, _: "")
-        if unit:
-            axes.set_ylabel(unit)
         _mark(axes, steps)
         if len(series) > 1:
             above = 1.07 if steps.starts else 1
@@ -183,7 +183,7 @@ def band_chart(title: str, edges: Sequence[float], counts: Mapping[float, Sequen
     return Chart(title, svg, Table(["step", *heads], rows), note)
 
 
-def interval_chart(title: str, marks: Sequence[Interval], note: str = "", unit: str = "") -> Chart:
+def interval_chart(title: str, marks: Sequence[Interval], note: str = "") -> Chart:
     """Values with their intervals, a line a label and a colour a group."""
     labels, groups = list(dict.fromkeys(m.label for m in marks)), list(dict.fromkeys(m.group for m in marks))
     with _figure((_SIZE[0], 0.75 + 0.17 * len(labels) * (len(groups) + 1))) as (figure, axes):
@@ -199,7 +199,6 @@ def interval_chart(title: str, marks: Sequence[Interval], note: str = "", unit: 
             axes.plot([m.value], [y], "o", color=colour, markersize=4.5, label=shown)
         axes.set_yticks(range(len(labels)), [_short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_xlabel(unit)
         if len(groups) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2)
         svg = _svg(figure, title)

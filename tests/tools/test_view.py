@@ -94,6 +94,7 @@ def test_a_page_of_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heads = re.findall(r"<h2[^>]*>(.*?)</h2>", html)
     assert heads == ["Held-out problems", "Training", "Behaviour over training", "Accuracy", "Behaviour", "Responses"]
     assert "question r10" in html
+    assert "<dt>model</dt><dd>m</dd>" in html
     assert tool.main([str(run / "test/all"), "--out", str(run / "new/test.html"), "--title", "T", "--most", "1"]) == 0
     assert "<title>T</title>" in (run / "new/test.html").read_text()
 

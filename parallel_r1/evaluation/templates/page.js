@@ -143,7 +143,7 @@
     return node;
   }
 
-  function textBox(atoms, row, className) {
+  function textBox(atoms, className) {
     const box = make("div", `text ${className || ""}`.trim());
     box.dir = "auto";
     for (const atom of trimmed(atoms)) {
@@ -165,7 +165,7 @@
     let number = 0;
     for (const part of parse(atoms)) {
       if (part.kind === "main") {
-        if (part.atoms.some((atom) => atom.text.trim())) body.append(textBox(part.atoms, row, "main-text"));
+        if (part.atoms.some((atom) => atom.text.trim())) body.append(textBox(part.atoms, "main-text"));
         continue;
       }
       body.append(blockOf(part, row, number));
@@ -208,17 +208,17 @@
     const label = labels.length === (row.parallel_positions || labels).length ? labels[number] : undefined;
     if (label) facts.push(String(label));
     block.append(make("p", "label", word(part.tags[0], `Block ${number + 1}`), addText(make("span"), facts.join(" · "))));
-    if (part.between.some((atom) => atom.text.trim())) block.append(textBox(part.between, row));
+    if (part.between.some((atom) => atom.text.trim())) block.append(textBox(part.between));
     const lanes = make("div", "lanes");
     part.lanes.forEach((lane, i) => {
-      const node = make("div", "lane", make("p", "label", word(lane.tags[0], `Path ${i + 1}`)), textBox(lane.atoms, row));
+      const node = make("div", "lane", make("p", "label", word(lane.tags[0], `Path ${i + 1}`)), textBox(lane.atoms));
       node.style.setProperty("--lane", `var(--lane-${i % 6})`);
       lanes.append(node);
     });
     block.append(lanes);
     if (part.summary) {
       const opens = part.tags.find((atom) => atom.text === TAGS[4]);
-      block.append(make("div", "summary", make("p", "label", word(opens, "Summary")), textBox(part.summary, row)));
+      block.append(make("div", "summary", make("p", "label", word(opens, "Summary")), textBox(part.summary)));
     }
     if (!part.summary && !part.open) block.append(text("p", "label", "no summary"));
     return block;
