@@ -24,11 +24,18 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from parallel_r1.callbacks import BehaviourFigures, RolloutTable, StageLogger, StageProgress, print_summary
 from parallel_r1.changes import OnChange, put_aside, settle
 from parallel_r1.curriculum import Curriculum, Stage, is_first_rank
+from parallel_r1.evaluate import Evaluator
+from parallel_r1.evaluate_options import Evaluation, Prediction
+from parallel_r1.evaluation.answer_text import answer_text
+from parallel_r1.evaluation.samples import InUseError
 from parallel_r1.files import write_json, write_text
 from parallel_r1.policy import PolicySource
 from parallel_r1.resume import CheckpointError, StopRun, exit_stopped
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.shell import TASKS
+
+SHOWN_ANSWERS = 20
+"""Predictions printed; the file holds all."""
 
 DEFAULT_ENGINE = {"class_path": "parallel_r1.rollout.vllm_engine.VLLMEngine"}
 
@@ -113,6 +120,9 @@ class CurriculumCLI(LightningCLI):
             default=10.0,
             help="minutes between checkpoints, where checkpoint_every does not come first",
         )
+        parser.add_class_arguments(Evaluation, "evaluation", sub_configs=True)
+        parser.add_class_arguments(Prediction, "predict", sub_configs=True)
+        parser.add_argument("--problem", action="append", type=str, help="a problem for predict; may be repeated")
         for name in self._stage_names:
             parser.add_class_arguments(Stage, f"curriculum.stages.{name}", sub_configs=True)
 
@@ -155,6 +165,12 @@ class CurriculumCLI(LightningCLI):
             chosen.checkpoint_every,
             chosen.checkpoint_minutes,
         )
+
+    def evaluator(self) -> Evaluator:
+        """The runner of `test` and `predict`, as configured."""
+        options = self.options
+        asked = list(options.problem or [])
+        return Evaluator(self.curriculum(), options.evaluation, options.predict, asked, self.make_trainer)
 
     def make_trainer(self, stage: str, step_offset: int, overrides: dict[str, Any], own: list[Callback]) -> Trainer:
         """A Trainer for one stage: the shared arguments, its own overrides and callbacks, its logger and its bar."""
@@ -245,8 +261,11 @@ def main(args: list[str] | None = None) -> None:
     quiet_libraries()
     try:
         cli = CurriculumCLI(args)
-        curriculum = cli.curriculum()
         task = cli.subcommand
+        if task in ("test", "predict"):
+            evaluate(cli, task)
+            return
+        curriculum = cli.curriculum()
         curriculum.check(task)
         if task == "fit" and is_first_rank():
             cli.settle(curriculum)
@@ -255,7 +274,7 @@ def main(args: list[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     try:
-        results = curriculum.fit() if task == "fit" else curriculum.evaluate(task)
+        results = curriculum.fit() if task == "fit" else curriculum.validate()
     except StopRun as stop:
         exit_stopped(stop.signum, is_first_rank(), curriculum.root)
     except CheckpointError as error:
@@ -263,6 +282,23 @@ def main(args: list[str] | None = None) -> None:
         raise SystemExit(1) from None
     if is_first_rank():
         report(task, results, curriculum.root)
+
+
+def evaluate(cli: CurriculumCLI, task: str) -> None:
+    """Run `test` or `predict`. Raises ValueError or FileNotFoundError for a user's mistake."""
+    evaluator = cli.evaluator()
+    evaluator.prepare(task)
+    if task == "test":
+        for folder in evaluator.test().values():
+            if is_first_rank():
+                print((folder / "report.md").read_text(encoding="utf-8"))
+                print(f"report: {folder / 'report.md'}, report.json and report.html", file=sys.stderr)
+        return
+    for path, rows in evaluator.predict().values():
+        if is_first_rank():
+            shown = rows[:SHOWN_ANSWERS]
+            print("\n\n".join(answer_text(row, i, len(rows)) for i, row in enumerate(shown, 1)))
+            print(f"{len(rows)} predictions: {path}", file=sys.stderr)
 
 
 # what libraries say that a user can do nothing about
@@ -290,27 +326,11 @@ def quiet_libraries() -> None:
 
 
 def report(task: str, results: Any, root: Path) -> None:
-    """Show what a task found, write that of validate, test and predict to the run folder, and say where it lies."""
+    """Show what `fit` or `validate` found, write that of `validate` to the run folder, and say where it lies."""
     if task == "fit":
         print_summary(results, root)
         print(f"summary: {root / 'summary.json'}   watch: tensorboard --logdir {root}/tensorboard")
         print(f"curves, behaviour and responses as one page: python tools/view.py {root}")
-        return
-    if task == "predict":
-        for stage, judged in results.items():
-            path = root / f"predictions-{stage}.jsonl"
-            rows = [
-                {
-                    "id": j.problem.id,
-                    "question": j.problem.question,
-                    "response": j.text,
-                    "answer": j.problem.answer,
-                    "finished": j.finished,
-                }
-                for j in judged
-            ]
-            path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            print(f"{len(rows)} predictions: {path}")
         return
     path = root / f"{task}.json"
     write_json(path, results)

@@ -240,10 +240,10 @@ class Curriculum:
         )
         return self.record(earlier[-1]).after if same else None
 
-    def evaluate(self, task: Task) -> dict[str, Any]:
-        """Validate, test or predict with the policy of each chosen stage. Returns the results by stage."""
-        results: dict[str, Any] = {}
-        for name in self.chosen(task):
+    def validate(self) -> dict[str, dict[str, float]]:
+        """Validate the policy of each chosen stage. Returns the metrics by stage."""
+        results = {}
+        for name in self.chosen("validate"):
             stage = self.stages[name]
             done = self.finished(name)
             if not done:
@@ -251,12 +251,8 @@ class Curriculum:
             folder = self.folder(name) / "model" if done else self.start_folder(name)
             trainer = self.make_trainer(name, 0, stage.overrides(), [])
             stage.module.attach(Session(self.source, self.engine, folder, self.seed))
-            if task == "predict":
-                trainer.predict(stage.module, datamodule=stage.data, return_predictions=False)
-                results[name] = stage.module.predictions
-            else:
-                getattr(trainer, task)(stage.module, datamodule=stage.data, verbose=False)
-                results[name] = dict(stage.module.evaluation)
+            trainer.validate(stage.module, datamodule=stage.data, verbose=False)
+            results[name] = dict(stage.module.evaluation)
             stage.module.release()
         self.engine.close()
         return results

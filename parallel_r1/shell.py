@@ -14,8 +14,8 @@ HELP = Path(__file__).parent / "help"
 TASKS = {
     "fit": "Train the stages of a curriculum that are not finished yet.",
     "validate": "Evaluate stages on their validation problems.",
-    "test": "Evaluate stages on their test problems.",
-    "predict": "Answer the problems of a stage's data.",
+    "test": "Measure a stage or any model on test problems, several samples each, and write a report.",
+    "predict": "Answer problems with a stage or any model.",
 }
 
 

@@ -41,7 +41,9 @@ class Vocabulary:
 def load_vocabulary(folder: Path, trust_remote_code: bool = False) -> Vocabulary:
     """The vocabulary of a model folder. Raises ValueError if a tag is missing from its tokenizer."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     generation = GenerationConfig.from_pretrained(folder) if (folder / "generation_config.json").is_file() else None

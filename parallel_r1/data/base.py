@@ -59,7 +59,7 @@ class ProblemDataModule(LightningDataModule, ABC):
             seed: Seed of the order and of the hold-out; null takes the run's (`seed_everything`).
             val_size: Problems to validate on. Null: all of the set's own validation problems, or, where it has none, a
                 tenth of the training problems, 256 at most, held out. 0: no validation.
-            val_batch_size: Problems of one validation, test or prediction batch, over all ranks.
+            val_batch_size: Problems of one validation batch, over all ranks.
             max_prompt_chars: Longest question to train on, in characters; others are left out and counted. Problems of
                 an evaluation set are never left out.
             solve_rate: Train on problems whose solve rate lies within [lowest, highest], ends included; others, and

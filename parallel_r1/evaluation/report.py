@@ -36,7 +36,7 @@ def markdown(report: Json) -> str:
         f"# {report['name']}",
         f"Model `{report['model']}`, temperature {report['settings']['temperature']:g}, at most "
         f"{report['settings']['generation']['max_tokens']} tokens a response, seed {report['settings']['seed']}. "
-        "Intervals: 95 %, cluster bootstrap over problems.",
+        "Intervals: 95 %, cluster bootstrap over problems (Wilson where every problem says the same).",
         "## Accuracy",
         "In %: mean@k / pass@k. Parallel ratio: share of responses with a block, mean over the sets.",
         _table(
@@ -49,7 +49,7 @@ def markdown(report: Json) -> str:
         parts += [
             "## At equal total tokens",
             "The budget of a problem is what its cheapest mode spent on all its samples; `samples` is how many of its "
-            "own a mode gets for it. In %.",
+            "own a mode gets for it, on average. Majority and pass: over that many. In %.",
             _table(
                 ["set", "mode", "tokens a problem", "samples", "mean", "majority", "pass"],
                 [_equal(tier, mode, tiers[tier]["equal_tokens"]) for tier in _ordered(tiers) for mode in modes],

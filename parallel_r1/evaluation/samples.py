@@ -55,11 +55,15 @@ def _rows(path: Path) -> Iterator[tuple[Row, int]]:
             yield row, end
 
 
+class InUseError(ValueError):
+    """Another process is at work in the folder."""
+
+
 class SampleFile:
     """The rows of one rank, open for appending; held by a lock that dies with the process."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Cuts a torn last row off. Raises ValueError for a file that another process writes to."""
+        """Cuts a torn last row off. Raises InUseError for a file that another process writes to."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"samples-{rank}.jsonl"
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -67,7 +71,7 @@ class SampleFile:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._file)
-            raise ValueError(
+            raise InUseError(
                 f"{self.path}: another process is writing to it; wait for it or end it, or give another "
                 "evaluation.folder"
             ) from None

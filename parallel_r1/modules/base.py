@@ -16,7 +16,6 @@ from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from parallel_r1.data.datamodules import Split
 from parallel_r1.evaluation.metrics import TierMetrics
 from parallel_r1.modules import faults, ranks
 from parallel_r1.modules.batching import Pass, Row, make_pass, packs
@@ -28,8 +27,8 @@ from parallel_r1.types import Judged, Problem
 
 T = TypeVar("T")
 
-# sampling streams that training iterations (0, 1, ...) never use
-_VALIDATION, _TEST, _PREDICTION = -1, -2, -3
+# a sampling stream that training iterations (0, 1, ...) never use
+_VALIDATION = -1
 
 
 @dataclass(frozen=True)
@@ -269,76 +268,35 @@ class StageModule(L.LightningModule):
         """The most any rank has used, in GB (1e9 bytes)."""
         return float(self.over_ranks(peak_memory_gb(self.device), "max"))
 
-    # ------------------------------------------------------------------ validation, test, prediction
+    # ------------------------------------------------------------------ validation
 
     def on_validation_start(self) -> None:
         self._start_engine()
 
-    def on_test_start(self) -> None:
-        self._start_engine()
-
-    def on_predict_start(self) -> None:
-        self._start_engine()
-
     def on_validation_epoch_start(self) -> None:
-        self._begin_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        self._begin_evaluation("test")
-
-    def _begin_evaluation(self, split: Split) -> None:
         # every rank knows the whole split, so all agree on the tiers even where a rank has no problem of one
-        tiers = tuple(dict.fromkeys(problem.tier for problem in self.trainer.datamodule.split(split)))
+        tiers = tuple(dict.fromkeys(problem.tier for problem in self.trainer.datamodule.split("val")))
         self.responder.refresh()
         self._metrics = {mode: TierMetrics(tiers).to(self.device) for mode in self.eval_modes}
         self.shown = []
 
     def validation_step(self, problems: list[Problem], batch_idx: int) -> None:
-        self._evaluate(problems, batch_idx, _VALIDATION)
-
-    def test_step(self, problems: list[Problem], batch_idx: int) -> None:
-        self._evaluate(problems, batch_idx, _TEST)
-
-    def _evaluate(self, problems: list[Problem], batch_idx: int, stream: int) -> None:
         first = batch_idx * self.trainer.datamodule.val_batch_size
         for mode, metrics in self._metrics.items():
-            rollouts = self.responder.respond(problems, stream, share=self.share(), first=first, mode=mode)
+            rollouts = self.responder.respond(problems, _VALIDATION, share=self.share(), first=first, mode=mode)
             judged = self.responder.judge(problems, rollouts)
             metrics.update(judged)
             if mode == self.eval_modes[0] and len(self.shown) < 8:
                 self.shown += judged[: 8 - len(self.shown)]
 
     def on_validation_epoch_end(self) -> None:
-        self._end_evaluation("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._end_evaluation("test")
-
-    def _end_evaluation(self, split: str) -> None:
         self.responder.rest()
         self.evaluation = {}
         for mode, metrics in self._metrics.items():
             for key, value in metrics.compute().items():
                 tier, name = key.split("/")
                 self.evaluation[key if mode == "free" else f"{tier}/forced_{mode}/{name}"] = value
-        self.log_dict({f"{split}/{key}": float(value) for key, value in self.evaluation.items()}, sync_dist=True)
-
-    def on_predict_epoch_start(self) -> None:
-        self.responder.refresh()
-        self.predictions: list[Judged] = []
-
-    def predict_step(self, problems: list[Problem], batch_idx: int) -> None:
-        # kept here: Lightning would walk through what this returns, and refuses frozen records
-        first = batch_idx * self.trainer.datamodule.val_batch_size
-        rollouts = self.responder.respond(problems, _PREDICTION, share=self.share(), first=first)
-        self.predictions += self.responder.judge(problems, rollouts)
-
-    def on_predict_epoch_end(self) -> None:
-        """Bring the predictions of all ranks together, those of the first rank first."""
-        if self.trainer.world_size > 1:
-            parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, self.predictions)
-            self.predictions = [judged for part in parts for judged in part]
+        self.log_dict({f"val/{key}": float(value) for key, value in self.evaluation.items()}, sync_dist=True)
 
     # ------------------------------------------------------------------ hand-over
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from parallel_r1.evaluation.samples import key_of, read_samples
 from parallel_r1.policy import is_model_folder
 
 ROOT = Path(__file__).parents[2]
@@ -130,17 +131,46 @@ def test_the_export_is_a_plain_hugging_face_model(run: Path) -> None:
     assert model(ids).logits.isfinite().all()
 
 
-def test_test_and_predict_run_on_the_last_finished_stage(run: Path) -> None:
-    modes = "--curriculum.stages.hard.module.init_args.eval_modes=[free,parallel,sequential]"
-    parallel_r1("test", "--config", "configs/debug.yaml", f"--curriculum.root={run}", modes)
-    found = json.loads((run / "test.json").read_text())
-    assert list(found) == ["hard"]
-    assert found["hard"]["hard/n"] == 32
-    assert found["hard"]["hard/forced_sequential/parallel_ratio"] == 0
-    parallel_r1("predict", "--config", "configs/debug.yaml", f"--curriculum.root={run}")
-    rows = [json.loads(line) for line in (run / "predictions-hard.jsonl").read_text().splitlines()]
-    assert len(rows) == 64
-    assert set(rows[0]) >= {"id", "question", "response"}
+def test_test_reports_on_the_last_finished_stage_in_three_modes(run: Path) -> None:
+    options = ("--evaluation.samples=2", "--evaluation.limit=8", "--evaluation.save_tokens=true")
+    done = parallel_r1("test", "--config", "configs/debug.yaml", f"--curriculum.root={run}", *options)
+    folder = run / "test" / "hard"
+    assert (folder / "report.md").read_text() in done.stdout
+    report = json.loads((folder / "report.json").read_text())
+    assert report["model"] == "hard"
+    assert list(report["tiers"]) == ["easy", "hard"]
+    hard = report["tiers"]["hard"]
+    assert (hard["problems"], hard["samples"]) == (8, 2)
+    assert list(hard["modes"]) == ["fork_join", "plain", "sequential"]
+    for metrics in hard["modes"].values():
+        assert {"mean@2", "pass@2", "bootstrap_best@2", "majority@2", "parallel_speedup"} <= set(metrics)
+    assert hard["modes"]["sequential"]["parallel_ratio"]["value"] == 0
+    assert hard["equal_tokens"]["budget"] > 0
+    rows = list(read_samples(folder))
+    assert len({key_of(row) for row in rows}) == len(rows) == 2 * 8 * 2 * 3
+    for row in rows:
+        assert len(row["tokens"]) == len(row["logprobs"])
+        assert row["total_tokens"] == sum(p is not None for p in row["logprobs"])
+        assert row["mode"] != "fork_join" or row["valid"] or not row["finished"], "a fork is well formed, or cut"
+
+
+def test_predict_answers_problems_given_on_the_command_line(run: Path) -> None:
+    model = run / "stages" / "hard" / "model"
+    done = parallel_r1(
+        "predict",
+        f"--evaluation.model={model}",
+        f"--curriculum.root={run}/answers",
+        "--problem=Joy has 4 coins. Doors C K. M: key. A: G +4. C: B +3. Coins at the key?",
+        "--problem=What is 1: 2?",
+        "--predict.attempts=3",
+        "--predict.early_stop=off",
+    )
+    rows = [json.loads(line) for line in (run / "answers" / "predictions-hard.jsonl").read_text().splitlines()]
+    assert [row["question"] for row in rows][1] == "What is 1: 2?"
+    assert [len(row["attempts"]) for row in rows] == [3, 3]
+    assert all(row["correct"] is None and row["answer"] == "(unknown)" for row in rows)
+    assert "[1/2] Joy has 4 coins" in done.stdout
+    assert not list((run / "answers").glob("*.partial*"))
 
 
 def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
@@ -163,6 +193,11 @@ def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
         gaps = scalars(tmp_path / "run", stage)["rollout_logprob_gap/max"]
         assert len(gaps) == 3
         assert all(gap < 1e-4 for _, gap in gaps), gaps
+    parallel_r1("test", *options, "--evaluation.samples=1", "--evaluation.modes=[plain]", "--evaluation.limit=9")
+    files = sorted((tmp_path / "run" / "test" / "hard").glob("samples-*.jsonl"))
+    assert [len(path.read_text().splitlines()) for path in files] == [9, 9], "each rank sampled its share"
+    report = json.loads((tmp_path / "run" / "test" / "hard" / "report.json").read_text())
+    assert [tier["problems"] for tier in report["tiers"].values()] == [9, 9]
     parallel_r1("predict", *options)
     rows = [json.loads(line) for line in (tmp_path / "run" / "predictions-hard.jsonl").read_text().splitlines()]
     assert len({row["id"] for row in rows}) == len(rows) == 64, "both ranks' problems are answered, each once"
