@@ -26,6 +26,7 @@ from parallel_r1.data.prompts import choose_prompt
 from parallel_r1.data.reading import read_rows
 from parallel_r1.data.sources import UNKNOWN, problem_id
 from parallel_r1.evaluate_options import Evaluation, Prediction
+from parallel_r1.evaluation.page import write_page
 from parallel_r1.evaluation.records import Row
 from parallel_r1.evaluation.report import markdown
 from parallel_r1.evaluation.samples import check_settings, key_of, open_folder, read_samples
@@ -238,6 +239,7 @@ class Evaluator:
         }
         write_json(folder / "report.json", report)
         (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+        write_page(folder / "report.html", title=subject.name, report=report, rows=read_samples(folder))
 
     # ------------------------------------------------------------------ predict
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from parallel_r1.data.prompts import choose_prompt
+from parallel_r1.modules.ranks import EngineRanks
 from parallel_r1.modules.responder import Generation, Mode, Responder
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.structure.grammar import Structure
@@ -72,6 +73,7 @@ class Voice:
         generation = source.generation
         # that of the structure the model was trained for, whatever the mode
         self.prompt = choose_prompt(generation.prompt, generation.structure, source.folder)
+        self.ranks = EngineRanks(source.engine.ranks)
         self.mode: EvalMode | None = None
         self._started: str | None = "not yet"
 
@@ -84,7 +86,8 @@ class Voice:
             source.engine.close()  # a start from nothing reads the weights of the folder
             source.engine.start(source.folder, generation.branching)
             self._started = generation.branching
-        self.responder = Responder(self.vocabulary, source.engine, generation, source.seed, self.prompt)
+        words, engine = self.vocabulary, source.engine
+        self.responder = Responder(words, engine, generation, source.seed, self.prompt, self.ranks)
         self.mode = mode
 
     def answer(self, asked: Sequence[tuple[Problem, int]]) -> list[tuple[Judged, Rollout]]:
