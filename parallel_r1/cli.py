@@ -263,16 +263,20 @@ def main(args: list[str] | None = None) -> None:
         cli = CurriculumCLI(args)
         task = cli.subcommand
         if task in ("test", "predict"):
-            evaluate(cli, task)
-            return
-        curriculum = cli.curriculum()
-        curriculum.check(task)
-        if task == "fit" and is_first_rank():
-            cli.settle(curriculum)
-        curriculum.prepare(task)
+            evaluator = cli.evaluator()
+            evaluator.prepare(task)
+        else:
+            curriculum = cli.curriculum()
+            curriculum.check(task)
+            if task == "fit" and is_first_rank():
+                cli.settle(curriculum)
+            curriculum.prepare(task)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    if task in ("test", "predict"):
+        evaluate(evaluator, task)
+        return
     try:
         results = curriculum.fit() if task == "fit" else curriculum.validate()
     except StopRun as stop:
@@ -284,21 +288,23 @@ def main(args: list[str] | None = None) -> None:
         report(task, results, curriculum.root)
 
 
-def evaluate(cli: CurriculumCLI, task: str) -> None:
-    """Run `test` or `predict`. Raises ValueError or FileNotFoundError for a user's mistake."""
-    evaluator = cli.evaluator()
-    evaluator.prepare(task)
-    if task == "test":
-        for folder in evaluator.test().values():
-            if is_first_rank():
-                print((folder / "report.md").read_text(encoding="utf-8"))
-                print(f"report: {folder / 'report.md'}, report.json and report.html", file=sys.stderr)
+def evaluate(evaluator: Evaluator, task: str) -> None:
+    """Run `test` or `predict` and show what it found."""
+    try:
+        found = evaluator.test() if task == "test" else evaluator.predict()
+    except InUseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    if not is_first_rank():
         return
-    for path, rows in evaluator.predict().values():
-        if is_first_rank():
-            shown = rows[:SHOWN_ANSWERS]
-            print("\n\n".join(answer_text(row, i, len(rows)) for i, row in enumerate(shown, 1)))
-            print(f"{len(rows)} predictions: {path}", file=sys.stderr)
+    if task == "test":
+        for folder in found.values():
+            print((folder / "report.md").read_text(encoding="utf-8"))
+            print(f"report: {folder / 'report.md'}, report.json and report.html", file=sys.stderr)
+        return
+    for path, rows in found.values():
+        print("\n\n".join(answer_text(row, i, len(rows)) for i, row in enumerate(rows[:SHOWN_ANSWERS], 1)))
+        print(f"{len(rows)} predictions: {path}", file=sys.stderr)
 
 
 # what libraries say that a user can do nothing about

@@ -20,7 +20,7 @@ from typing import Any
 import lightning as L
 
 import parallel_r1
-from parallel_r1.curriculum import Curriculum, is_first_rank, write_json
+from parallel_r1.curriculum import Curriculum, is_first_rank
 from parallel_r1.data.datamodules import ProblemDataModule
 from parallel_r1.data.prompts import choose_prompt
 from parallel_r1.data.reading import read_rows
@@ -31,6 +31,7 @@ from parallel_r1.evaluation.records import Row
 from parallel_r1.evaluation.report import markdown
 from parallel_r1.evaluation.samples import check_settings, key_of, open_folder, read_samples
 from parallel_r1.evaluation.summary import summarise
+from parallel_r1.files import write_json, write_text
 from parallel_r1.modules.prediction import Predict, PredictPlan
 from parallel_r1.modules.responder import Generation
 from parallel_r1.modules.testing import SampleTest, TestPlan
@@ -56,7 +57,7 @@ class Evaluator:
     """Runs `test` and `predict`.
 
     Args:
-        make_trainer: (name, step offset, overrides) -> Trainer.
+        make_trainer: (name, step offset, overrides, callbacks) -> Trainer.
         asked: problems given on the command line.
     """
 
@@ -66,7 +67,7 @@ class Evaluator:
         evaluation: Evaluation,
         prediction: Prediction,
         asked: list[str],
-        make_trainer: Callable[[str, int, dict[str, Any]], L.Trainer],
+        make_trainer: Callable[[str, int, dict[str, Any], list[L.Callback]], L.Trainer],
     ) -> None:
         self.curriculum, self.evaluation, self.prediction = curriculum, evaluation, prediction
         self.asked, self.make_trainer = asked, make_trainer
@@ -218,7 +219,7 @@ class Evaluator:
                 self.evaluation.save_tokens,
             )
             if plan.keys() - {key_of(row) for row in read_samples(folder)}:
-                trainer = self.make_trainer(subject.name, 0, {**subject.overrides, "logger": False})
+                trainer = self.make_trainer(subject.name, 0, {**subject.overrides, "logger": False}, [])
                 trainer.test(SampleTest(self.source(subject), plan), verbose=False)
             if is_first_rank():
                 self._write_report(subject, settings, problems, folder)
@@ -238,7 +239,7 @@ class Evaluator:
             "tiers": tiers,
         }
         write_json(folder / "report.json", report)
-        (folder / "report.md").write_text(markdown(report), encoding="utf-8")
+        write_text(folder / "report.md", markdown(report))
         write_page(folder / "report.html", title=subject.name, report=report, rows=read_samples(folder))
 
     # ------------------------------------------------------------------ predict
@@ -262,7 +263,7 @@ class Evaluator:
                 self.evaluation.batch_size,
                 path.with_name(path.name + ".partial"),
             )
-            trainer = self.make_trainer(subject.name, 0, {**subject.overrides, "logger": False})
+            trainer = self.make_trainer(subject.name, 0, {**subject.overrides, "logger": False}, [])
             module = Predict(self.source(subject), plan)
             trainer.predict(module, return_predictions=False)
             if is_first_rank():

@@ -134,7 +134,17 @@ def test_nothing_imports_itself_in_a_circle() -> None:
     [
         (
             "lightning",
-            ("modules", "data.base", "data.datamodules", "data.embedded", "resume", "callbacks", "curriculum", "evaluate", "cli"),
+            (
+                "modules",
+                "data.base",
+                "data.datamodules",
+                "data.embedded",
+                "resume",
+                "callbacks",
+                "curriculum",
+                "evaluate",
+                "cli",
+            ),
         ),
         ("vllm", ("rollout",)),
         ("math_verify", ("reward",)),

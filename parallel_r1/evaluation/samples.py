@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_r1.evaluation.records import Row
+from parallel_r1.files import write_json
 
 Key = tuple[str, str, str, int]
 """(mode, tier, problem id, sample)."""
@@ -118,10 +119,7 @@ def open_folder(folder: Path, settings: Mapping[str, Any], fresh: bool = False) 
     if fresh:
         for path in folder.glob("samples-*.jsonl"):
             path.unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{SETTINGS}.partial"
-    draft.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    os.replace(draft, folder / SETTINGS)
+    write_json(folder / SETTINGS, settings)
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> list[tuple[str, Any, Any]]:
