@@ -55,6 +55,8 @@ def check_strategy(trainer: L.Trainer) -> None:
 def load_for(trainer: L.Trainer, folder: Path, source: PolicySource) -> Policy:
     """The policy of a folder, whole or sharded as the trainer's strategy wants it. Collective over ranks."""
     check_strategy(trainer)
+    # batches are lists of problems, which hold no tensors; half precision would walk through them and refuse
+    trainer.precision_plugin.convert_input = lambda data: data
     if not is_sharded(trainer):
         return load_policy(folder, source)
     precision = trainer.precision

@@ -35,6 +35,7 @@ MAX_FAILED_STARTS = 3
 IN_PROCESS_CHARS = 400
 """Longer answers are compared by workers even where no algebra is needed: the cost here stays below 0.05 s each."""
 CACHE_SIZE = 8_192
+_NEEDED = {"PATH", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS", "TZ"}
 
 
 def grade(items: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -235,14 +236,14 @@ class _Worker:
     _buffer: bytes = b""
 
     def __post_init__(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "parallel_r1.reward.worker", str(self.memory_bytes)],
+            # -P: nothing is imported from the folder it starts in
+            [sys.executable, "-P", "-m", "parallel_r1.reward.worker", str(self.memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=_worker_environment(),
+            cwd=os.sep,
             start_new_session=True,  # an interrupt from the keyboard is the parent's business
             bufsize=0,
         )
@@ -279,6 +280,14 @@ class _Worker:
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             pipe.close()
+
+
+def _worker_environment() -> dict[str, str]:
+    """What Python needs to start, and nothing else: a trainer's environment holds tokens and keys."""
+    kept = {k: v for k, v in os.environ.items() if k in _NEEDED or k.startswith("LC_")}
+    root = str(Path(__file__).resolve().parents[2])
+    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return {**kept, "PYTHONPATH": os.pathsep.join([root, *given])}
 
 
 def _default_size() -> int:

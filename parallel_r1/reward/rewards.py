@@ -27,6 +27,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from parallel_r1.types import Judged
 
@@ -249,24 +250,47 @@ class Switch(Reward):
 
 
 class FromCallable(Reward):
-    """Any function `f(sample, step) -> float`, named by its import path in YAML."""
+    """Any function `f(sample, step) -> float`, named by its import path in YAML.
 
-    def __init__(self, function: Callable[[Judged, int], float]) -> None:
+    on_error: what an exception or a value that is no finite number means. `raise` stops the run and names the sample;
+    `score` gives the sample `error_score`, and logs the share of such samples as `<name>_errors`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Judged, int], float],
+        on_error: Literal["raise", "score"] = "raise",
+        error_score: float = -1.0,
+    ) -> None:
         if not callable(function):
             raise ValueError(
                 f"FromCallable.function = {function!r} is not callable: give the import path of a function"
             )
-        self.function = function
+        if not math.isfinite(error_score):
+            raise ValueError(f"FromCallable.error_score = {error_score}: give a finite number")
+        self.function, self.on_error, self.error_score = function, on_error, error_score
 
     def score(self, samples: Sequence[Judged], step: int) -> Scores:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         values: list[float] = []
+        errors: list[float] = []
         for sample in samples:
-            value = self.function(sample, step)
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ValueError(f"reward function {name} returned {value!r}: it must return a finite number")
-            values.append(float(value))
-        return Scores(values, {name: list(values)})
+            problem = None
+            try:
+                value = self.function(sample, step)
+                if not isinstance(value, (int, float)) or not math.isfinite(value):
+                    problem = ValueError(f"it returned {value!r}: it must return a finite number")
+            except Exception as error:
+                problem = error
+            if problem is not None and self.on_error == "raise":
+                raise RuntimeError(
+                    f"reward function {name} failed on a response to problem {sample.problem.id} (tier "
+                    f"{sample.problem.tier}): {type(problem).__name__}: {problem}. Mend the function, or set "
+                    f"FromCallable.on_error=score to give such responses {self.error_score:g}"
+                ) from problem
+            errors.append(float(problem is not None))
+            values.append(self.error_score if problem is not None else float(value))
+        return Scores(values, {name: list(values), **({f"{name}_errors": errors} if self.on_error == "score" else {})})
 
 
 def merge(parts: Sequence[Terms]) -> Terms:

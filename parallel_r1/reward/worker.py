@@ -3,7 +3,8 @@
 Run by `grading` as `python -m parallel_r1.reward.worker MEMORY_BYTES`. It reads JSON lines `[seconds, gold, answers,
 where]` from standard input and writes one line each, `[correct, reason]`; the first line says `ready`, or why it cannot
 be. It ends when its input ends. Whatever hangs it ends it: an alarm that nothing handles is a second net below the
-pool's own time limit, so that a worker whose parent has gone does not spin for ever.
+pool's own time limit, so that a worker whose parent has gone does not spin for ever. Once ready it has no network, no
+files and no processes (see `sandbox`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ def main() -> None:
 
     try:
         from parallel_r1.reward.answers import Extraction, judge
+        from parallel_r1.reward.sandbox import lock_down
         from parallel_r1.reward.symbolic import same
 
         same("x+1", "1+x")  # builds the parser's tables now, outside anybody's time limit
+        lock_down()
     except Exception as error:
         _say(out, [f"{type(error).__name__}: {error}"[:500]])
         return

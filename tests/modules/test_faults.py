@@ -10,8 +10,8 @@ import lightning as L
 import pytest
 import torch
 from conftest import write_tiny_model
+from stages import Uneven, Words
 
-from parallel_r1.data.base import ProblemDataModule
 from parallel_r1.methods import Objective
 from parallel_r1.modules import Generation, RLModule, SFTModule
 from parallel_r1.modules.base import Session
@@ -26,29 +26,10 @@ from parallel_r1.modules.faults import (
 )
 from parallel_r1.optim import MuonWithAdamW
 from parallel_r1.policy import PolicySource
-from parallel_r1.reward.rewards import Reward, Scores
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.rollout.transformers_engine import TransformersEngine
-from parallel_r1.types import Problem
 
 OUT_OF_MEMORY = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
-
-
-class Words(ProblemDataModule):
-    """Problems in the words of the tiny tokenizer."""
-
-    def problems(self, split: str) -> list[Problem]:
-        if split == "val":
-            return []
-        return [Problem(f"p{i}", f"w{i} w{i + 1}", "7", "t", demonstration=f"w{i} 7 w3 w4") for i in range(20)]
-
-
-class Uneven(Reward):
-    """A reward that always differs within a group."""
-
-    def score(self, samples, step):
-        values = [float(i % 3) for i in range(len(samples))]
-        return Scores(values, {"uneven": values})
 
 
 @pytest.fixture(scope="module")

@@ -163,9 +163,22 @@ def test_a_function_is_a_reward_by_its_import_path():
     assert scores.terms == {"two_a_token": [10.0]}
 
 
-def test_a_function_that_returns_no_number_is_named():
-    with pytest.raises(ValueError, match="not_a_number returned nan"):
-        R.FromCallable(not_a_number).score([judged()], 0)
+def breaks(sample, step):
+    return 1 / (sample.total_tokens - 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"), [("not_a_number", "it returned nan"), ("breaks", "ZeroDivisionError: division by zero")]
+)
+def test_a_function_that_fails_names_the_sample_or_scores_it(function: str, cause: str):
+    function = globals()[function]
+    samples = [judged(total=3), judged(total=4)][: 1 if function is not_a_number else 2]
+    named = rf"{function.__name__} failed on a response to problem {samples[0].problem.id} .*{cause}.*on_error=score"
+    with pytest.raises(RuntimeError, match=named):
+        R.FromCallable(function).score(samples, 0)
+    scores = R.FromCallable(function, on_error="score", error_score=-2.0).score(samples, 0)
+    assert scores.total == [-2.0, 1.0][: len(samples)]
+    assert scores.terms[f"{function.__name__}_errors"] == [1.0, 0.0][: len(samples)]
 
 
 def test_a_class_of_ones_own_is_a_reward_by_its_import_path():
