@@ -121,6 +121,11 @@ class RLModule(StageModule):
             self.reference.model.to(self.device)
 
     @property
+    def steps(self) -> dict[str, Any]:
+        """How an iteration is cut into optimizer steps."""
+        return {"mini_batches": self.mini_batches, "epochs": self.ppo_epochs, "share": self.share()}
+
+    @property
     def iteration(self) -> int:
         """Iterations of this stage so far; each makes `mini_batches * ppo_epochs` optimizer steps."""
         return self.global_step // (self.mini_batches * self.ppo_epochs)
@@ -139,7 +144,7 @@ class RLModule(StageModule):
         self.keep(used, credit, iteration)
 
         start = time.perf_counter()
-        done = update(self, groups, objective, self.score, self.reference_score, self.mini_batches, self.ppo_epochs)
+        done = update(self, groups, objective, self.score, self.reference_score, **self.steps)
         update_s = time.perf_counter() - start
 
         times = {"time/sync_s": sync_s, "time/rollout_s": seen.seconds, "time/update_s": update_s}

@@ -89,14 +89,23 @@ def update(
     reference: Score | None = None,
     mini_batches: int = 1,
     epochs: int = 1,
+    share: tuple[int, int] = (0, 1),
 ) -> dict[str, float]:
     """`epochs` times `mini_batches` optimizer steps on groups of rows. objective: settled, without nulls.
 
-    reference: scores under the policy the stage started from; needed where kl_coef is not 0. Returns metrics.
+    reference: scores under the policy the stage started from; needed where kl_coef is not 0. share: (rank, ranks); group
+    p here is number p * ranks + rank of all, and a mini-batch holds consecutive numbers. Returns metrics.
     """
     several = mini_batches * epochs > 1
+    total = max(1, int(host.over_ranks(torch.tensor(float(len(groups))))))
+    part = [min((p * share[1] + share[0]) * mini_batches // total, mini_batches - 1) for p in range(len(groups))]
     steps = [
-        plan(host, [row for g in groups[i::mini_batches] for row in g], objective, mini_batches * epochs)
+        plan(
+            host,
+            [row for g, k in zip(groups, part, strict=True) if k == i for row in g],
+            objective,
+            mini_batches * epochs,
+        )
         for i in range(mini_batches)
     ]
     rows = [row for step in steps for row in step.active + step.idle]

@@ -1,8 +1,8 @@
 """What a grading worker gives up once it is ready: network, files, processes, native code.
 
 Two nets. The kernel's limits hold whatever runs: no file may grow, few may be open, and no process may start (but for
-root, whom that limit does not bind). Python's audit hook refuses the rest, and cannot be taken back. A hook is no jail against somebody
-who already executes machine code; it stops what hostile text could talk a parser's `eval` into.
+root, whom that limit does not bind). Python's audit hook refuses the rest, and cannot be taken back. A hook is no jail
+for somebody who already executes machine code; it stops what hostile text could talk a parser's `eval` into.
 """
 
 from __future__ import annotations
