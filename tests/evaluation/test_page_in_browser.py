@@ -212,6 +212,7 @@ def test_keyboard(opened: Opened) -> None:
     page.keyboard.press("/")
     page.keyboard.type("jjj")
     assert page.input_value("[name=q]") == "jjj"
+    opened.count("0 of 30")
     page.keyboard.press("Escape")
     assert opened.focused() == "BODY"
     page.click("text=Clear")

@@ -377,7 +377,7 @@ def test_rollouts_on_a_full_disk_stop_the_stage(folder, tmp_path: Path) -> None:
 
     module = rl(save_rollouts=2)
     module.attach(Session(PolicySource(name=str(folder)), TransformersEngine(), folder, 1, stage_folder=tmp_path))
-    module._kept = RolloutLog(tmp_path, 0)
+    module._kept = RolloutLog(tmp_path, (0, 1))
     module._kept.path = full
     attach = module.attach
     module.attach = lambda session: attach(Session(**{**session.__dict__, "stage_folder": tmp_path}))

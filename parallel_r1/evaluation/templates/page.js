@@ -404,11 +404,12 @@
   }
 
   let waiting = 0;
-  form.addEventListener("input", () => {
+  const refreshIn = (ms) => {
     clearTimeout(waiting);
-    waiting = setTimeout(refresh, 120);
-  });
-  form.addEventListener("reset", () => setTimeout(refresh));
+    waiting = setTimeout(refresh, ms);
+  };
+  form.addEventListener("input", () => refreshIn(120));
+  form.addEventListener("reset", () => refreshIn(0));  // once the controls have their values back
   form.addEventListener("submit", (event) => event.preventDefault());
   id("more-groups").addEventListener("click", () => { state.listed += FIRST_GROUPS; list(); });
   id("shade").addEventListener("change", (event) => id("detail").classList.toggle("plain", !event.target.checked));
