@@ -82,6 +82,12 @@ class Evaluator:
         """
         self.evaluation.check()
         self.prediction.check()
+        if task == "test":
+            samples = self.evaluation.samples
+            most = max(samples.values()) if isinstance(samples, dict) else samples
+            self.evaluation.check_repeats("evaluation.samples", most)
+        else:
+            self.evaluation.check_repeats("predict.attempts", self.prediction.attempts)
         if self.evaluation.model is None:
             self.curriculum.check(task)
             self.curriculum.prepare(task)

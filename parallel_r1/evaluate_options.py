@@ -60,10 +60,13 @@ class Evaluation:
                 raise ValueError(f"evaluation.{name}={getattr(self, name)}: give {least} or more")
         if self.temperature is not None and self.temperature != 0 and self.temperature < 0.01:
             raise ValueError(f"evaluation.temperature={self.temperature}: give 0 (greedy) or at least 0.01")
-        if self.temperature == 0 and max(counts) > 1:
-            raise ValueError("evaluation.temperature=0 gives one response a problem however often: set samples to 1")
         if self.modes is not None and not self.modes:
             raise ValueError(f"evaluation.modes is empty: name some of {', '.join(ALL_MODES)}, forced")
+
+    def check_repeats(self, name: str, most: int) -> None:
+        """Raise ValueError where greedy responses are asked for several times. name: the option that says how often."""
+        if self.temperature == 0 and most > 1:
+            raise ValueError(f"evaluation.temperature=0 gives one response a problem however often: set {name} to 1")
 
     def modes_of(self, generation: Generation) -> tuple[EvalMode, ...]:
         if self.modes is not None:

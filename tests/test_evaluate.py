@@ -175,7 +175,7 @@ def test_another_model_of_the_same_name_is_refused(
     [
         (["--evaluation.samples=0"], ["evaluation.samples", "1 or more"]),
         (["--evaluation.samples={easy: 2}"], ["evaluation.samples", "hard"]),
-        (["--evaluation.temperature=0"], ["evaluation.temperature=0", "samples to 1"]),
+        (["--evaluation.temperature=0"], ["evaluation.temperature=0", "evaluation.samples to 1"]),
         (["--evaluation.modes=[]"], ["evaluation.modes", "fork_join"]),
         (["--evaluation.modes=[forkjoin]"], ["modes", "forkjoin"]),
         (["--evaluation.model=nowhere"], ["evaluation.model", "nowhere"]),
@@ -223,6 +223,18 @@ def test_predict_reads_a_file_and_consolidates(model: Path, tmp_path: Path, caps
         assert row["response"] in [a["response"] for a in row["attempts"]]
         assert 0 < row["confidence"] <= 1
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_predict_may_be_greedy_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = ("--problem=1 + 1 = ?", "--evaluation.temperature=0")
+    assert "predict.attempts to 1" in fails(
+        capsys, options("predict", model, tmp_path, *greedy, "--predict.attempts=2")
+    )
+    said = []
+    for seed in (1, 2):
+        main(options("predict", model, tmp_path, *greedy, f"--seed_everything={seed}"))
+        said.append(json.loads((tmp_path / "predictions-tiny.jsonl").read_text())["response"])
+    assert said[0] == said[1]
 
 
 def test_predict_without_problems_says_how_to_give_some(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARKER = "{problem}"
+WRAPPED = "{#- parallel_r1: the prompt ends here +#}"
+"""Where, in the chat template of an exported folder, the tokenizer's own begins (`chat_template`)."""
 PROMPT_FILE = "parallel_r1.json"
 AUTO = "auto"
 
@@ -129,24 +131,35 @@ def encode_prompt(
     one exactly if the tokenizer adds one by itself. Never two. Raises ValueError for chat without a chat template.
     """
     text = render_prompt(template, question)
-    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    own = own_template(getattr(tokenizer, "chat_template", None))
+    has_chat = own is not None
     if chat and not has_chat:
         raise ValueError("chat is true, but the tokenizer has no chat template; set chat to null or false")
     if has_chat if chat is None else chat:
         message = [{"role": "user", "content": text}]
-        chat_text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        chat_text = tokenizer.apply_chat_template(
+            message, chat_template=own, tokenize=False, add_generation_prompt=True
+        )
         return tuple(tokenizer(chat_text, add_special_tokens=False)["input_ids"])
     ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if _adds_bos(tokenizer) and ids[:1] != (tokenizer.bos_token_id,):
+    if adds_bos(tokenizer) and ids[:1] != (tokenizer.bos_token_id,):
         ids = (tokenizer.bos_token_id, *ids)
     return ids
 
 
-def _adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer puts a beginning-of-sequence token in front by itself."""
     # Asked of its behaviour: attributes such as `add_bos_token` are missing or wrong on some fast tokenizers.
     # Special tokens it would put at the end (an EOS on some) are no part of a prompt and are left out.
     bos = tokenizer.bos_token_id
     return bos is not None and list(tokenizer("a", add_special_tokens=True)["input_ids"][:1]) == [bos]
+
+
+def own_template(chat_template: str | None) -> str | None:
+    """The chat template that a tokenizer had before it was exported with a prompt in it; None for none."""
+    if not chat_template or WRAPPED not in chat_template:
+        return chat_template or None
+    return chat_template.split(WRAPPED, 1)[1] or None
 
 
 def _split(template: str, what: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from parallel_r1.data.doors import make_problems
 from parallel_r1.evaluation.samples import key_of, read_samples
 from parallel_r1.policy import is_model_folder
 
@@ -171,6 +172,52 @@ def test_predict_answers_problems_given_on_the_command_line(run: Path) -> None:
     assert all(row["correct"] is None and row["answer"] == "(unknown)" for row in rows)
     assert "[1/2] Joy has 4 coins" in done.stdout
     assert not list((run / "answers").glob("*.partial*"))
+
+
+IN_PLAIN_LIBRARIES = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, questions, out = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+chats = [[{"role": "user", "content": question}] for question in questions]
+said = []
+for chat in chats:
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    said.append(tokenizer.decode(model.generate(**ids, do_sample=False)[0, ids["input_ids"].shape[1] :]))
+
+from vllm import LLM
+
+llm = LLM(folder, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=1 << 28)
+greedy = llm.get_default_sampling_params()
+assert (greedy.temperature, greedy.max_tokens, greedy.top_k) == (1.0, 72, 0), greedy
+greedy.temperature, greedy.skip_special_tokens = 0.0, False
+served = [answer.outputs[0].text for answer in llm.chat(chats, greedy)]
+assert "parallel_r1" not in sys.modules
+json.dump([[text.replace(tokenizer.eos_token, "") for text in texts] for texts in (said, served)], open(out, "w"))
+"""
+
+
+def test_an_export_says_the_same_in_plain_transformers_and_plain_vllm(run: Path, tmp_path: Path) -> None:
+    """Greedy, in a fresh process that does not know this package, against what `predict` says."""
+    folder = tmp_path / "exported"
+    tool = [sys.executable, ROOT / "tools" / "export.py", run, folder]
+    subprocess.run(tool, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    problems = make_problems("easy", "test", 6, 2, (0.5, 0.5, 0.0), 0)
+    asked = [f"--problem={problem.question}" for problem in problems]
+    greedy = ("--evaluation.temperature=0", f"--curriculum.root={tmp_path}")
+    parallel_r1("predict", f"--evaluation.model={folder}", *greedy, *asked)
+    ours = [json.loads(line)["response"] for line in (tmp_path / "predictions-exported.jsonl").read_text().splitlines()]
+    script, out = tmp_path / "plain.py", tmp_path / "out.json"
+    script.write_text(IN_PLAIN_LIBRARIES)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, script, folder, json.dumps([problem.question for problem in problems]), out]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**env, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    said, served = json.loads(out.read_text())
+    assert len(set(ours)) > 1
+    assert said == ours
+    assert served == ours
 
 
 def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
