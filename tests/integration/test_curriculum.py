@@ -176,25 +176,29 @@ def test_predict_answers_problems_given_on_the_command_line(run: Path) -> None:
 
 IN_PLAIN_LIBRARIES = """
 import json, sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder, questions, out = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-chats = [[{"role": "user", "content": question}] for question in questions]
-said = []
-for chat in chats:
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    said.append(tokenizer.decode(model.generate(**ids, do_sample=False)[0, ids["input_ids"].shape[1] :]))
 
-from vllm import LLM
+def main(folder, questions, out):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from vllm import LLM
 
-llm = LLM(folder, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=1 << 28)
-greedy = llm.get_default_sampling_params()
-assert (greedy.temperature, greedy.max_tokens, greedy.top_k) == (1.0, 72, 0), greedy
-greedy.temperature, greedy.skip_special_tokens = 0.0, False
-served = [answer.outputs[0].text for answer in llm.chat(chats, greedy)]
-assert "parallel_r1" not in sys.modules
-json.dump([[text.replace(tokenizer.eos_token, "") for text in texts] for texts in (said, served)], open(out, "w"))
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    chats = [[{"role": "user", "content": question}] for question in json.loads(questions)]
+    said = []
+    for chat in chats:
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+        said.append(tokenizer.decode(model.generate(**ids, do_sample=False)[0, ids["input_ids"].shape[1] :]))
+    llm = LLM(folder, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=1 << 28)
+    greedy = llm.get_default_sampling_params()
+    assert (greedy.temperature, greedy.max_tokens, greedy.top_k) == (1.0, 72, 0), greedy
+    greedy.temperature, greedy.skip_special_tokens = 0.0, False
+    served = [answer.outputs[0].text for answer in llm.chat(chats, greedy)]
+    assert "parallel_r1" not in sys.modules
+    json.dump([[text.replace(tokenizer.eos_token, "") for text in texts] for texts in (said, served)], open(out, "w"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
 """
 
 
