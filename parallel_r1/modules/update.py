@@ -93,8 +93,8 @@ def update(
 ) -> dict[str, float]:
     """`epochs` times `mini_batches` optimizer steps on groups of rows. objective: settled, without nulls.
 
-    reference: scores under the policy the stage started from; needed where kl_coef is not 0. share: (rank, ranks); group
-    p here is number p * ranks + rank of all, and a mini-batch holds consecutive numbers. Returns metrics.
+    reference: scores under the policy the stage started from; needed where kl_coef is not 0. share: (rank, ranks):
+    group p here is number p * ranks + rank of all, and a mini-batch holds consecutive numbers. Returns metrics.
     """
     several = mini_batches * epochs > 1
     total = max(1, int(host.over_ranks(torch.tensor(float(len(groups))))))

@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("objective", list(two_ranks.OBJECTIVES))
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.parametrize("kind", ["plain", "sharded", "offloaded"])
 def test_two_ranks_are_one(results: tuple[dict, dict], kind: str, objective: str) -> None:
     one, two = results
     expected, metrics = one["plain", objective]

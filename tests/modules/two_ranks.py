@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from parallel_r1.methods import Objective
 from parallel_r1.policy import PolicySource, load_policy
-from parallel_r1.sharding import shard
+from parallel_r1.sharding import ShardedLoad
 
 OBJECTIVES = {
     "ppo": Objective(),
@@ -34,16 +34,19 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     out = {}
-    for sharded in (False, True) if ranks > 1 else (False,):
+    mesh = init_device_mesh("cpu", (ranks,)) if ranks > 1 else None
+    spreads = {"plain": None}
+    if mesh is not None:
+        spreads["sharded"] = ShardedLoad(mesh, "float64")
+        spreads["offloaded"] = ShardedLoad(mesh, "float64", cpu_offload=True)
+    for kind, spread in spreads.items():
         for name, objective in OBJECTIVES.items():
-            policy = load_policy(folder, PolicySource(name=str(folder)))
-            policy.model.double()
-            if sharded:
-                shard(policy.model, init_device_mesh("cpu", (ranks,)))
+            policy = load_policy(folder, PolicySource(name=str(folder)), spread)
+            policy.model.double()  # float64 already where it is spread
             host = Host(policy, "unseen", max_tokens=120)
-            host.averages = sharded
+            host.averages = spread is not None
             done = host.run(shares(rank, ranks), objective)
-            out["sharded" if sharded else "plain", name] = (host.gradient, done)
+            out[kind, name] = (host.gradient, done)
             # the weights on their way out are whole, on every rank
             assert all(not hasattr(w, "full_tensor") for _, w in policy.weights())
     if rank == 0:
