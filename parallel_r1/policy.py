@@ -273,6 +273,7 @@ def load_policy(folder: Path, source: PolicySource, spread: ShardedLoad | None =
     if filled_later:
         fill(model, Path(folder), spread.device)
         linear = linear_scores(model, spread.mesh.device_type)
+        model.reshard()  # FSDP2 keeps the root whole between forward and backward, and an optimizer would see that
     eos = eos_ids_of(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos[0]
     return Policy(model, tokenizer, tags, eos, pad, Path(folder), linear, source.lora)
