@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_step_that_never_ends_ends_the_process_with_a_message_and_where_it_stood() -> None:
