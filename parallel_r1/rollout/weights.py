@@ -23,7 +23,6 @@ def clean_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-@torch.no_grad()
 def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (Hugging Face name, full tensor) for every parameter of a plain, DDP-wrapped or FSDP2 causal LM.
 
@@ -43,6 +42,7 @@ def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         del tensor  # else it would live on while the next one is gathered
 
 
+@torch.no_grad()  # here, for around a generator it would hold on to what was yielded last
 def _full(parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return parameter.detach()

@@ -224,7 +224,8 @@ def test_an_export_says_the_same_in_plain_transformers_and_plain_vllm(run: Path,
     assert served == ours
 
 
-def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine_ranks", [1, 2], ids=["an engine each", "one engine for both"])
+def test_two_ranks_under_fsdp2(tmp_path: Path, engine_ranks: int) -> None:
     strategy = "--trainer.strategy"
     options = (
         "--config=configs/debug.yaml",
@@ -234,6 +235,7 @@ def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
         f"{strategy}.data_parallel_size=2",
         f"{strategy}.tensor_parallel_size=1",
         f"{strategy}.process_group_backend=gloo",
+        f"--engine.init_args.tensor_parallel={engine_ranks}",
     )
     done = parallel_r1("fit", *options)
     assert done.stdout.count("summary:") == 1, "one rank reports"
@@ -244,6 +246,8 @@ def test_two_ranks_under_fsdp2_with_an_engine_each(tmp_path: Path) -> None:
         gaps = scalars(tmp_path / "run", stage)["rollout_logprob_gap/max"]
         assert len(gaps) == 3
         assert all(gap < 1e-4 for _, gap in gaps), gaps
+    if engine_ranks == 2:
+        return
     parallel_r1("test", *options, "--evaluation.samples=1", "--evaluation.modes=[plain]", "--evaluation.limit=9")
     files = sorted((tmp_path / "run" / "test" / "hard").glob("samples-*.jsonl"))
     assert [len(path.read_text().splitlines()) for path in files] == [9, 9], "each rank sampled its share"

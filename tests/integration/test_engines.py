@@ -5,10 +5,12 @@ One engine serves the file. It is started inside the trainer's process group, as
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from conftest import tiny_model, write_tiny_model
 
+from parallel_r1.modules.faults import EngineRecovery
 from parallel_r1.rollout.engine import Request, Sampling
 from parallel_r1.rollout.transformers_engine import TransformersEngine
 from parallel_r1.rollout.vllm_engine import VLLMEngine
@@ -215,6 +218,95 @@ def test_starting_on_a_sister_folder_keeps_the_engine_but_not_its_weights(engine
         engine.generate(some_requests(1), Sampling())
     engine.sync(full_weights(tiny_model(seed=1)))
     assert largest_gap(tiny_model(seed=1), engine.generate(some_requests(8), Sampling())) <= 1e-4
+
+
+def test_the_order_of_a_gpu_with_a_real_engine(engine, monkeypatch):
+    """Sleep level 2 frees weights and cache, so a rollout wakes the weights, takes the new ones in, drops the cache,
+    and wakes the cache last. All is real but the device: memory cannot be freed on a CPU, so only the calls are seen.
+    """
+    inner, calls = engine._engine, []
+
+    def noted(name: str, real=None):
+        def call(*args, **kwargs):
+            calls.append(" ".join([name, *map(str, args)]))
+            return real(*args, **kwargs) if real else None
+
+        monkeypatch.setattr(inner, name, call)
+
+    noted("sleep")  # of the device: nothing behind them on a CPU
+    noted("wake_up")
+    for name in ("collective_rpc", "reset_prefix_cache", "add_request"):
+        noted(name, getattr(inner, name))
+    monkeypatch.setattr(engine, "_on_cpu", False)
+    requests, trainer = some_requests(4), tiny_model(seed=1)
+    engine.generate(requests[:1], Sampling())
+    engine.sleep()
+    with pytest.raises(RuntimeError, match="call sync before generate"):
+        engine.generate(requests, Sampling())
+    engine.sync(full_weights(trainer))
+    assert largest_gap(trainer, engine.generate(requests[:1], Sampling())) <= 1e-4
+    engine.sleep()
+    seen = [call.split(" {")[0].split(" ")[:2] for call in calls]
+    assert [" ".join(words) if words[0] != "add_request" else "add_request" for words in seen] == [
+        "add_request",
+        "sleep 2",
+        "wake_up ['weights']",
+        "collective_rpc reload_weights",
+        "reset_prefix_cache",
+        "wake_up ['kv_cache']",
+        "add_request",
+        "sleep 2",
+    ]
+
+
+def test_an_engine_that_breaks_in_mid_rollout_is_built_anew_and_gives_the_same_tokens(running, engine, tiny_model_dir):
+    """As a CUDA error would: a step raises after others have gone through."""
+    requests, sampling = some_requests(24), Sampling(eos_ids=(1,))
+    expected = engine.generate(requests, sampling)
+    step, steps = running._engine.step, []
+
+    def failing():
+        steps.append(1)
+        if len(steps) == 5:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step()
+
+    running._engine.step = failing
+
+    def rebuild():
+        running.close()
+        running.start(tiny_model_dir)
+        running.sync(full_weights(tiny_model()))
+
+    recovery = EngineRecovery(rebuild, lambda level: level)
+    with pytest.warns(UserWarning, match="the engine failed"):
+        rollouts = recovery.call(lambda: running.generate(requests, sampling))
+    assert len(steps) == 5
+    assert rollouts == expected
+
+
+def test_streaming_weights_holds_one_gathered_tensor_at_a_time(engine):
+    """Beside what the engine itself keeps of a layer until it is complete."""
+    trainer, live, most = tiny_model(seed=2), weakref.WeakSet(), []
+
+    def copies():
+        weights = full_weights(trainer)
+        while True:
+            gc.collect()
+            most.append(len(live))
+            try:
+                name, weight = next(weights)
+            except StopIteration:
+                return
+            weight = weight.clone()  # as a gather makes a new one
+            live.add(weight)
+            yield name, weight
+            del weight
+
+    engine.sync(copies())
+    assert largest_gap(trainer, engine.generate(some_requests(4), Sampling())) <= 1e-4
+    layer = max(len([n for n, _ in trainer.named_parameters() if f"layers.{i}." in n]) for i in range(2))
+    assert max(most) <= layer + 1, most
 
 
 def test_a_small_cache_delays_responses_but_does_not_change_them(running, engine, tiny_model_dir):

@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import tiny_model
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from parallel_r1.rollout import weights
 from parallel_r1.rollout.weights import WeightStream, clean_name, full_weights, parameter_names
 
 
@@ -94,3 +96,31 @@ def _assert_same(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
     assert not any(isinstance(weight, DTensor) for weight in weights.values())
     for name, weight in weights.items():
         assert torch.equal(weight, expected[name]), name
+
+
+def test_no_tensor_outlives_its_turn():
+    """A gathered tensor is gone before the next one is made: the extra memory is that of the largest parameter."""
+    live: set[int] = set()
+    most = []
+
+    class Whole(torch.Tensor):
+        def __del__(self):
+            live.discard(id(self))
+
+    model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(12))
+
+    def gathered(parameter):
+        most.append(len(live))
+        tensor = parameter.detach().clone().as_subclass(Whole)
+        live.add(id(tensor))
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "_full", gathered)
+        stream = iter(weights.WeightStream(weights.full_weights(model)))
+        names = []
+        while (pair := next(stream, None)) is not None:
+            names.append(pair[0])
+            del pair
+    assert len(names) == 12
+    assert most == [0] * 12
