@@ -29,6 +29,7 @@ from parallel_r1.evaluate_options import Evaluation, Prediction
 from parallel_r1.evaluation.answer_text import answer_text
 from parallel_r1.evaluation.samples import InUseError
 from parallel_r1.files import write_json, write_text
+from parallel_r1.modules.faults import StageError
 from parallel_r1.policy import PolicySource
 from parallel_r1.resume import CheckpointError, StopRun, exit_stopped
 from parallel_r1.rollout.engine import RolloutEngine
@@ -283,6 +284,9 @@ def main(args: list[str] | None = None) -> None:
         exit_stopped(stop.signum, is_first_rank(), curriculum.root)
     except CheckpointError as error:
         print(f"error: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except StageError as error:
+        print(f"error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     if is_first_rank():
         report(task, results, curriculum.root)

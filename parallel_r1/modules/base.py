@@ -260,9 +260,12 @@ class StageModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped_steps"] = [self.skipped.total, self.skipped.in_a_row]
+        checkpoint["max_tokens_per_micro_batch"] = self.max_tokens_per_micro_batch  # halved where memory ran out
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.skipped.total, self.skipped.in_a_row = checkpoint["skipped_steps"]
+        known = checkpoint["max_tokens_per_micro_batch"]
+        self.max_tokens_per_micro_batch = min(self.max_tokens_per_micro_batch, known)
 
     def peak_memory_gb(self) -> float:
         """The most any rank has used, in GB (1e9 bytes)."""

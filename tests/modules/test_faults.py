@@ -124,8 +124,10 @@ def test_so_many_in_a_row_stop_the_stage(folder) -> None:
 def test_the_count_survives_a_checkpoint() -> None:
     module, resumed, checkpoint = rl(), rl(), {}
     module.skipped.total, module.skipped.in_a_row, module.idle.in_a_row = 5, 2, 3
+    module.max_tokens_per_micro_batch = 100
     module.on_save_checkpoint(checkpoint)
     resumed.on_load_checkpoint(checkpoint)
+    assert resumed.max_tokens_per_micro_batch == 100
     assert (resumed.skipped.total, resumed.skipped.in_a_row, resumed.idle.in_a_row) == (5, 2, 3)
 
 
