@@ -26,6 +26,7 @@ from parallel_r1.modules.faults import (
 )
 from parallel_r1.optim import MuonWithAdamW
 from parallel_r1.policy import PolicySource
+from parallel_r1.reward.rewards import Reward
 from parallel_r1.rollout.engine import RolloutEngine
 from parallel_r1.rollout.transformers_engine import TransformersEngine
 
@@ -385,3 +386,19 @@ def test_rollouts_on_a_full_disk_stop_the_stage(folder, tmp_path: Path) -> None:
     module.attach = lambda session: attach(Session(**{**session.__dict__, "stage_folder": tmp_path}))
     with pytest.raises(StageError, match="no space left for rollouts"):
         fit(module, folder, steps=1)
+
+
+class Broken(Reward):
+    """Cannot be computed."""
+
+    def score(self, samples, step):
+        raise AssertionError("validation asked for the training reward")
+
+
+def test_validation_never_uses_the_training_reward(folder) -> None:
+    module = rl(reward=Broken())
+    module.attach(Session(PolicySource(name=str(folder)), TransformersEngine(), folder, 1))
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, inference_mode=False)
+    trainer.validate(module, datamodule=Words(val_size=4, seed=0), verbose=False)
+    assert module.evaluation["t/accuracy"] == 0.0
+    assert module.evaluation["t/n"] == 4

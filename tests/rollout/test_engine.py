@@ -1,11 +1,13 @@
 """The contract's plain parts: seeds, the checks of requests, the record of a response."""
 
+import dataclasses
 import itertools
 import math
 import re
 
 import pytest
 
+from parallel_r1.modules.responder import Generation
 from parallel_r1.rollout.engine import Request, Sampling, check_requests, make_rollout, request_seed
 
 
@@ -61,3 +63,10 @@ def test_a_forced_prefix_leads_the_response_and_was_not_sampled():
     assert rollout.logprobs == (0.0, 0.0, -0.5, -0.25)
     assert rollout.sampled == (False, False, True, True)
     assert rollout.finished
+
+
+def test_what_would_bias_the_ratio_is_no_option():
+    """Cutting the distribution (top_p, top_k, min_p) makes what is trained differ from what was sampled."""
+    names = {field.name for kind in (Sampling, Generation) for field in dataclasses.fields(kind)}
+    assert {"temperature", "banned"} <= names
+    assert not names & {"top_p", "top_k", "min_p", "repetition_penalty"}
