@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -30,6 +31,7 @@ from parallel_r1.evaluation.answer_text import answer_text
 from parallel_r1.evaluation.samples import InUseError
 from parallel_r1.files import write_json, write_text
 from parallel_r1.modules.faults import StageError
+from parallel_r1.planning import plan_run
 from parallel_r1.policy import PolicySource
 from parallel_r1.resume import CheckpointError, StopRun, exit_stopped
 from parallel_r1.rollout.engine import RolloutEngine
@@ -238,6 +240,8 @@ def stage_names(args: list[str]) -> list[str]:
         if not isinstance(stages, dict):
             raise ValueError(f"--config {path}: expected a mapping with `curriculum: {{stages: {{name: ...}}}}`")
         names.update(dict.fromkeys(stages))
+        _refuse_truncated_sampling(yaml.safe_dump(content), path)
+    _refuse_truncated_sampling("\n".join(arg.split("=")[0].split(".")[-1] + ":" for arg in args), "command line")
     prefix = "--curriculum.stages."
     for arg in args:
         if arg.startswith(prefix) and (name := arg[len(prefix) :].split(".")[0].split("=")[0]) not in names:
@@ -245,6 +249,16 @@ def stage_names(args: list[str]) -> list[str]:
     if not names and {"-h", "--help"} & set(args):
         return ["NAME"]  # shows a stage's options
     return list(names)
+
+
+def _refuse_truncated_sampling(text: str, place: str) -> None:
+    found = re.search(r"(?m)(?:^|[\s{,])(top_p|top_k|min_p):", text)
+    if found:
+        raise ValueError(
+            f"{place}: there is no {found[1]}, on purpose. Cutting the tail of the distribution means that responses "
+            "come from another policy than the one whose log-probabilities are trained, which biases every "
+            "update; sample from all of it, and shape it with generation.temperature alone"
+        )
 
 
 def _values(args: list[str], flags: tuple[str, ...]) -> list[str]:
@@ -270,6 +284,9 @@ def main(args: list[str] | None = None) -> None:
             curriculum = cli.curriculum()
             curriculum.check(task)
             if task == "fit" and is_first_rank():
+                print(plan_run(curriculum, cli.options.trainer).text(), file=sys.stderr)
+                if cli.options.curriculum.plan_only:
+                    return
                 cli.settle(curriculum)
             curriculum.prepare(task)
     except (ValueError, FileNotFoundError) as error:

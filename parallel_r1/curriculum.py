@@ -169,7 +169,7 @@ class Curriculum:
     def prepare(self, task: Task) -> None:
         """Write the base policy where a stage will start from it. Raises ValueError if it cannot be loaded."""
         waiting = [name for name in self.chosen(task) if not self.finished(name)]
-        if not any(self._starts_from_base(name) for name in waiting):
+        if not any(self.starts_from_base(name) for name in waiting):
             return
         if is_first_rank():
             self.source.prepare(self.root / "base", self.seed)
@@ -275,7 +275,7 @@ class Curriculum:
         """The model folder a stage starts from. Raises ValueError if the stage that should have made it never ran."""
         init_from = self.stages[name].init_from
         earlier = self._before(name)
-        if self._starts_from_base(name):
+        if self.starts_from_base(name):
             return self.root / "base"
         source = earlier[-1] if init_from == "previous" else init_from
         if source not in self.stages:
@@ -286,7 +286,8 @@ class Curriculum:
             )
         return self.folder(source) / "model"
 
-    def _starts_from_base(self, name: str) -> bool:
+    def starts_from_base(self, name: str) -> bool:
+        """Whether a stage starts from the base policy of the run."""
         init_from = self.stages[name].init_from
         return init_from == "base" or (init_from == "previous" and not self._before(name))
 

@@ -31,6 +31,11 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         (["--curriculum.stages.hrad.trainer.max_steps=5"], ["hrad", "cold_start, easy, hard"]),
         ([f"{HARD}.trainer.max_steps=five"], ["hard.trainer.max_steps", "five"]),
         ([f"{HARD}.trainer.max_steps=-1"], ["hard.trainer.max_steps", "-1"]),
+        (["--curriculum.start_at=harder"], ["curriculum.start_at", "harder", "cold_start, easy, hard"]),
+        (["--curriculum.checkpoint_every=0"], ["curriculum.checkpoint_every=0", "null"]),
+        (["--curriculum.on_change=maybe"], ["on_change", "maybe", "restart"]),
+        ([f"{HARD}.module.init_args.generation.top_p=0.9"], ["top_p", "on purpose", "temperature"]),
+        ([f"{HARD}.module.init_args.generation.max_tokens=600"], ["stage hard", "max_tokens=600", "context=512"]),
         (["--curriculum.only=harder"], ["curriculum.only", "harder", "cold_start, easy, hard"]),
         ([f"{HARD}.module.init_args.group_size=1"], ["stage hard", "group_size=1", "2 or more"]),
         ([f"{HARD}.module.init_args.generation.structure=unsen"], ["structure", "unsen"]),
@@ -80,6 +85,77 @@ def test_a_missing_data_file_of_a_later_stage_is_found_first(
     message = fails(capsys, "--config", QUICKSTART, "--config", str(over), f"--curriculum.root={tmp_path}/run")
     assert "stage hard" in message
     assert str(path) in message
+
+
+def test_truncated_sampling_in_a_file_is_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    over = tmp_path / "over.yaml"
+    generation = {"generation": {"top_k": 20}}
+    over.write_text(yaml.safe_dump({"curriculum": {"stages": {"hard": {"module": {"init_args": generation}}}}}))
+    message = fails(capsys, "--config", QUICKSTART, "--config", str(over))
+    assert "there is no top_k, on purpose" in message
+    assert str(over) in message
+
+
+def test_the_plan_alone_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["fit", "--config", QUICKSTART, f"--curriculum.root={tmp_path}/run", "--curriculum.plan_only=true"])
+    shown = capsys.readouterr().err
+    for part in ("cold_start (SFT)", "hard (RL)", "memory a rank", "disk:"):
+        assert part in shown
+    assert not (tmp_path / "run").exists()
+
+
+def begun(root: Path, stage: str) -> None:
+    """Leave of a stage what a checkpoint leaves."""
+    (root / "stages" / stage / "checkpoints" / "step-00000001").mkdir(parents=True)
+
+
+def settled(root: Path, *args: str) -> CurriculumCLI:
+    cli = configured(f"--curriculum.root={root}", *args)
+    cli.settle(cli.curriculum())
+    return cli
+
+
+def test_a_changed_configuration_is_refused_then_taken_on_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    settled(root)
+    begun(root, "easy")
+    group = "--curriculum.stages.easy.module.init_args.group_size=4"
+    message = fails(capsys, "--config", QUICKSTART, f"--curriculum.root={root}", group)
+    assert "curriculum.stages.easy.module.init_args.group_size: 8 -> 4" in message
+    settled(root, "--curriculum.stages.hard.module.init_args.group_size=4")  # has not begun
+    settled(root, group, "--curriculum.on_change=continue", "--curriculum.stages.hard.module.init_args.group_size=4")
+    assert "holds from here on" in capsys.readouterr().err
+    settled(root, group, "--curriculum.stages.hard.module.init_args.group_size=4")  # now it is the kept one
+
+
+def test_a_fresh_start_moves_the_old_run_aside(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    settled(root)
+    begun(root, "easy")
+    begun(root, "hard")
+    (root / "base").mkdir()
+    settled(root, "--curriculum.only=hard", "--curriculum.fresh=true")
+    assert (root / "stages/easy").is_dir()
+    assert (root / "aside/1/stages/hard/checkpoints").is_dir()
+    assert (root / "base").is_dir()
+    settled(root, "--curriculum.fresh=true", "--seed_everything=5")
+    assert sorted(path.name for path in (root / "aside/2").iterdir()) == ["base", "config.yaml", "stages"]
+    assert not any((root / "stages").iterdir())
+    assert "fresh:" not in (root / "config.yaml").read_text(), "running the kept configuration moves nothing"
+
+
+def test_ranks_that_a_launcher_started_do_not_move_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=r"move .*run, or folders of stages in it, out of the way by hand"):
+        settled(tmp_path / "run", "--curriculum.fresh=true")
+
+
+def test_start_at_leaves_earlier_stages_out() -> None:
+    assert configured("--curriculum.start_at=easy").curriculum().chosen("fit") == ["easy", "hard"]
 
 
 def configured(*args: str) -> CurriculumCLI:

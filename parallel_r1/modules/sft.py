@@ -25,7 +25,7 @@ class SFTModule(StageModule):
         schedule: the learning rate over the stage.
         gradient_clip: limit of the gradient norm; null for none.
         max_tokens_per_micro_batch: tokens a forward pass may hold; the loss does not depend on it.
-        max_length: prompt + response tokens; longer rows are left out and counted.
+        max_length: prompt + response tokens; longer rows are left out and counted. null: 4096, or what the model holds.
         max_skipped_steps: stop after so many optimizer steps in a row whose loss or gradient is not finite; each is
             skipped, on all ranks, and counted.
         eval_modes: `free`, and `parallel` / `sequential` to force a block or forbid the tags.
@@ -38,7 +38,7 @@ class SFTModule(StageModule):
         schedule: Schedule = Schedule(),  # noqa: B008
         gradient_clip: float | None = 1.0,
         max_tokens_per_micro_batch: int = 16384,
-        max_length: int = 4096,
+        max_length: int | None = None,
         max_skipped_steps: int = 10,
         eval_modes: list[Mode] = ["free"],  # noqa: B006
     ) -> None:
@@ -47,15 +47,20 @@ class SFTModule(StageModule):
         )
         self.max_length = max_length
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a row may have."""
+        return self.max_length or min(4096, getattr(self.model.config, "max_position_embeddings", None) or 4096)
+
     def training_step(self, problems: list[Problem], batch_idx: int) -> None:
         """One optimizer step on the demonstrations of this rank's share of the batch."""
         start = time.perf_counter()
         rows = [self.row(problem) for problem in problems]
-        kept = [row for row in rows if len(row) <= self.max_length]
+        kept = [row for row in rows if len(row) <= self.longest]
         trained = float(self.over_ranks(sum(sum(row.rollout.sampled) for row in kept)))
         if not trained:
             raise ValueError(
-                f"every demonstration of step {self.global_step} is longer than max_length={self.max_length} tokens: "
+                f"every demonstration of step {self.global_step} is longer than max_length={self.longest} tokens: "
                 "raise max_length or filter the data"
             )
         tally = self.attempt(lambda: self.gradient(kept, trained), kept)

@@ -27,6 +27,19 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def named_config(name: str, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The same of a local folder or a model on the hub; ValueError where it cannot be read."""
+    from transformers import AutoConfig
+
+    local = Path(name).expanduser()
+    if (local / "config.json").is_file():
+        return read_config(local)
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code).to_dict()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"policy.name={name!r} could not be loaded: {error}") from error
+
+
 def architecture(config: dict[str, Any]) -> dict[str, Any]:
     """The part of a config that decides shapes and semantics: equal for two folders that one engine can serve."""
     return {key: value for key, value in config.items() if key not in _VOLATILE}

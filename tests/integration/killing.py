@@ -2,8 +2,7 @@
 
     python tests/integration/killing.py --runs 25 [--engine transformers] [--folder DIR]
 
-prints what became of each. Kinds of moments: `any` (uniform over the run), `write` (a checkpoint or an export is being
-written: its draft was just seen).
+prints what became of each. Not a test by itself: each run takes a minute or more.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -69,26 +69,40 @@ def drafts(root: Path) -> list[Path]:
     return [*root.glob("stages/*/checkpoints/*.partial"), *root.glob("stages/*/*.partial")]
 
 
-def kill_at(process: subprocess.Popen[str], root: Path, after: float | None, writes: int) -> str:
-    """Kill a run `after` seconds from where it began, or (None) in the `writes`-th write from then on."""
+@dataclass(frozen=True)
+class Moment:
+    """When to kill: `seconds` after the run has begun (writes 0), or after its `writes`-th write was seen to begin."""
+
+    writes: int
+    seconds: float
+
+    @classmethod
+    def draw(cls, rng: random.Random, number: int, duration: float) -> Moment:
+        """By turns: in the middle of a write, a little after one (in an update, a rollout, a validation), any time."""
+        kind = number % 3
+        if kind == 2:
+            return cls(0, rng.uniform(0.0, duration))
+        return cls(rng.randint(1, 8), 0.0 if kind == 0 else rng.uniform(0.0, 2.0))
+
+
+def kill_at(process: subprocess.Popen[str], root: Path, moment: Moment) -> str:
+    """Kill a run, and all that it has started. Returns what it was doing, as far as the folder tells."""
     deadline = time.monotonic() + 300
     while not begun(root) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    if after is not None:
-        time.sleep(after)
-        what = f"after {after:.1f} s"
-    else:
-        what, seen = "no write was seen", set()
-        while process.poll() is None and time.monotonic() < deadline:
-            new = [path for path in drafts(root) if path not in seen]
-            seen.update(new)
-            if new and len(seen) >= writes:
-                what = f"while {new[0].relative_to(root)} was written"
-                break
-    with_it = process.poll() is None
-    os.killpg(process.pid, signal.SIGKILL) if with_it else None
+    seen: dict[Path, None] = {}
+    while len(seen) < moment.writes and process.poll() is None and time.monotonic() < deadline:
+        seen.update(dict.fromkeys(drafts(root)))
+    time.sleep(moment.seconds)
+    writing = [path.relative_to(root) for path in drafts(root)]
+    alive = process.poll() is None
+    if alive:
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    return what if with_it else "it had ended"
+    if not alive:
+        return "it had ended"
+    last = f"{moment.seconds:.1f} s after " + (str([*seen][-1].relative_to(root)) if seen else "the start")
+    return f"while {writing[0]} was written" if writing else last
 
 
 def weights(root: Path) -> dict[str, bytes]:
@@ -139,9 +153,8 @@ def campaign(folder: Path, runs: int, engine: str, seed: int) -> list[tuple[list
     results = []
     for run in range(runs):
         root, kills = folder / f"run{run}", []
-        for _ in range(1 + run % 2):
-            after = None if run % 3 == 1 else rng.uniform(0.0, duration)
-            kills.append(kill_at(start(root, engine), root, after, rng.randint(1, 8)))
+        for number in range(1 + run % 2):
+            kills.append(kill_at(start(root, engine), root, Moment.draw(rng, run + number, duration)))
         out = finish(root, engine)
         resumed = [line for line in out.splitlines() if "goes on from step" in line]
         results.append((kills + resumed, differences(reference, root)))
