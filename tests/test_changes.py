@@ -58,11 +58,12 @@ def root(tmp_path: Path) -> Path:
         changed(curriculum__only="easy"),
         changed(curriculum__root="elsewhere"),
         changed(curriculum__checkpoint_every=3),
+        changed(evaluation__samples=16),
         changed(trainer__enable_progress_bar=False),
         changed(curriculum__stages__hard__module__group_size=8),
         changed(curriculum__stages__last={"trainer": {"max_steps": 1}}),
     ],
-    ids=["none", "only", "root", "checkpoint_every", "bar", "a stage not begun", "a later stage"],
+    ids=["none", "only", "root", "checkpoint_every", "evaluation", "bar", "a stage not begun", "a later stage"],
 )
 def test_what_touches_nothing_that_has_begun_is_allowed(root: Path, config: dict[str, Any]) -> None:
     assert settle(root, config, "error") == []
