@@ -202,18 +202,12 @@ def check_lengths(
         raise ValueError(f"engine.init_args.max_model_len={engine_context} is above the model's context={context}")
 
 
-def check_batches(prefix: str, batch_size: int, mini_batches: int, per_iteration: int, steps: int, ranks: int) -> None:
+def check_batches(prefix: str, batch_size: int, mini_batches: int, per_iteration: int, steps: int) -> None:
     """Raise ValueError where an iteration cannot be cut into its optimizer steps."""
     if batch_size % mini_batches:
         raise ValueError(
             f"{prefix}mini_batches={mini_batches} does not divide batch_size={batch_size}: its steps would see unequal "
             "numbers of problems; change one of the two"
-        )
-    if -(-batch_size // ranks) < mini_batches:
-        raise ValueError(
-            f"{prefix}batch_size={batch_size} gives each of {ranks} ranks {-(-batch_size // ranks)} problem(s), fewer "
-            f"than mini_batches={mini_batches}: some optimizer steps would have none; raise batch_size to "
-            f"{mini_batches * ranks} or lower mini_batches"
         )
     if steps % per_iteration:
         raise ValueError(

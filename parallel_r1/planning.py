@@ -32,7 +32,7 @@ def plan_run(curriculum: Curriculum, trainer: Mapping[str, Any]) -> plan.Plan:
     stages, trainings = [], []
     for name in curriculum.chosen("fit"):
         stage, options = curriculum.stages[name], {**trainer, **curriculum.stages[name].overrides()}
-        _check(f"stage {name}: ", stage, curriculum, shape, ranks)
+        _check(f"stage {name}: ", stage, curriculum, shape)
         stages.append(_work(curriculum, name, stage, options, shape))
         if not curriculum.finished(name):
             trainings.append(_training(curriculum, stage, options, ranks))
@@ -83,7 +83,7 @@ def model_config(curriculum: Curriculum) -> dict[str, Any]:
     return named_config(source.name, source.trust_remote_code)
 
 
-def _check(prefix: str, stage: Stage, curriculum: Curriculum, shape: plan.Shape | None, ranks: int) -> None:
+def _check(prefix: str, stage: Stage, curriculum: Curriculum, shape: plan.Shape | None) -> None:
     module = stage.module
     context = shape.context if shape else None
     engine_context = getattr(curriculum.engine, "max_model_len", None)
@@ -91,7 +91,7 @@ def _check(prefix: str, stage: Stage, curriculum: Curriculum, shape: plan.Shape 
     plan.check_lengths(prefix, module.generation.max_tokens, context, engine_context, max_length)
     if isinstance(module, RLModule):
         each = module.mini_batches * module.ppo_epochs
-        plan.check_batches(prefix, stage.data.batch_size, module.mini_batches, each, stage.trainer.max_steps, ranks)
+        plan.check_batches(prefix, stage.data.batch_size, module.mini_batches, each, stage.trainer.max_steps)
 
 
 def _longest(module: StageModule, shape: plan.Shape | None) -> int:

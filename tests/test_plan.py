@@ -114,21 +114,17 @@ def test_lengths_that_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "mini", "each", "steps", "ranks", "said"),
-    [
-        (10, 4, 4, 8, 1, "mini_batches=4 does not divide batch_size=10"),
-        (8, 4, 4, 8, 4, "raise batch_size to 16"),
-        (8, 2, 4, 10, 1, "give 12"),
-    ],
+    ("batch", "mini", "each", "steps", "said"),
+    [(10, 4, 4, 8, "mini_batches=4 does not divide batch_size=10"), (8, 2, 4, 10, "give 12")],
 )
-def test_batches_that_do_not_divide(batch: int, mini: int, each: int, steps: int, ranks: int, said: str) -> None:
+def test_batches_that_do_not_divide(batch: int, mini: int, each: int, steps: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        plan.check_batches("", batch, mini, each, steps, ranks)
+        plan.check_batches("", batch, mini, each, steps)
 
 
 def test_batches_that_divide() -> None:
-    plan.check_batches("", 8, 2, 4, 12, 4)
-    plan.check_batches("", 5, 1, 1, 7, 8)  # ranks without a problem are fine
+    plan.check_batches("", 8, 2, 4, 12)
+    plan.check_batches("", 5, 1, 1, 7)
 
 
 def test_a_disk_that_is_too_small_is_refused_with_the_sums() -> None:
