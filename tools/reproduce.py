@@ -243,7 +243,12 @@ def main(args: list[str] | None = None) -> None:
     if "report" in options.do:
         options.report.parent.mkdir(parents=True, exist_ok=True)
         labels = {name: row.label for name, row in ROWS.items()}
-        command = " ".join(["python tools/reproduce.py", *(sys.argv[1:] if args is None else args)])
+        chosen = [
+            f"--{name} {value}"
+            for name in ("only", "seeds")
+            if (value := getattr(options, name)) != parser().get_default(name)
+        ]
+        command = " ".join(["python tools/reproduce.py", *chosen, *(["--quick"] if options.quick else [])])
         options.report.write_text(report(runs, labels, options.report, command, hardware()))
         print(f"report: {options.report}")
 

@@ -15,8 +15,8 @@ TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
 import reproduce  # noqa: E402
-from reproduction import report  # noqa: E402
-from reproduction.report import ACCURACY, CLAIMS, CRITICAL, RATIO, Claim, Comparison  # noqa: E402
+from reproduction import claims, report  # noqa: E402
+from reproduction.claims import ACCURACY, CLAIMS, CRITICAL, RATIO, Claim, Comparison  # noqa: E402
 from reproduction.rows import ROWS, Run  # noqa: E402
 
 from parallel_r1.cli import CurriculumCLI  # noqa: E402
@@ -32,7 +32,7 @@ def test_every_row_has_a_configuration_and_every_configuration_a_row() -> None:
 
 
 def test_every_claim_is_about_rows() -> None:
-    for claim in CLAIMS:
+    for claim in (*CLAIMS, *claims.CHECKS):
         for comparison in claim.comparisons:
             assert {comparison.a, comparison.b or comparison.a} <= set(ROWS)
 
@@ -201,25 +201,25 @@ def fakes(**accuracies: list[float]) -> list[Fake]:
 def test_differences_are_paired_by_seed() -> None:
     """The rows differ by .1 in each seed while seeds differ by .3: unpaired, nothing could be said."""
     runs = fakes(seen=[0.5, 0.8, 0.2], sequential=[0.4, 0.7, 0.1])
-    found = report.measure(Comparison(ACCURACY, "seen", "sequential"), runs)
+    found = claims.measure(Comparison(ACCURACY, "seen", "sequential"), runs)
     assert found.seeds == pytest.approx((0.1, 0.1, 0.1))
     assert found.verdict == "holds"
-    assert report.measure(Comparison(ACCURACY, "sequential", "seen"), runs).verdict == "fails"
+    assert claims.measure(Comparison(ACCURACY, "sequential", "seen"), runs).verdict == "fails"
 
 
 def test_seeds_without_both_sides_do_not_count() -> None:
     runs = fakes(seen=[0.5, 0.8, 0.2], sequential=[0.4])
-    found = report.measure(Comparison(ACCURACY, "seen", "sequential"), runs)
+    found = claims.measure(Comparison(ACCURACY, "seen", "sequential"), runs)
     assert found.seeds == pytest.approx((0.1,))
     assert found.verdict == "open"
-    assert report.measure(Comparison(ACCURACY, "seen", "base"), runs).seeds == ()
+    assert claims.measure(Comparison(ACCURACY, "seen", "base"), runs).seeds == ()
 
 
 def test_a_curve_is_compared_with_its_own_start() -> None:
     comparison = Comparison("rollout/parallel_position", "seen_position", None)
     early, late, short = [0.2] * 5 + [0.9] * 9 + [0.4] * 5, [0.1] * 5 + [0.3] * 5, [0.0] * 9
     runs = [Fake("seen_position", s, curve=curve) for s, curve in enumerate((early, late, short))]
-    assert report.measure(comparison, runs).seeds == pytest.approx((0.2, 0.2))
+    assert claims.measure(comparison, runs).seeds == pytest.approx((0.2, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ def test_a_curve_is_compared_with_its_own_start() -> None:
     ],
 )
 def test_a_claim_needs_all_its_comparisons(verdicts: list[str], claim: str) -> None:
-    assert report.claim_verdict(verdicts) == claim
+    assert claims.claim_verdict(verdicts) == claim
 
 
 def test_the_report_tells_what_is_missing_and_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claims = (Claim("Seen beats sequential", (Comparison(ACCURACY, "seen", "sequential"),)),)
-    monkeypatch.setattr(report, "CLAIMS", claims)
+    claim = Claim("Seen beats sequential", (Comparison(ACCURACY, "seen", "sequential"),))
+    monkeypatch.setattr(report, "CLAIMS", (claim,))
     numbers = dict.fromkeys([*report.COLUMNS, CRITICAL], 0.5)
     labels = {name: row.label for name, row in ROWS.items()}
     runs = [
@@ -251,11 +251,14 @@ def test_the_report_tells_what_is_missing_and_what_failed(tmp_path: Path, monkey
     runs[0].commands[1] |= {"wall_s": 9, "cpu_s": 1800, "error": ""}
     runs.append(Fake("unseen_s1", 1, commands=[{"task": "fit", "rc": -9, "wall_s": 1, "cpu_s": 0, "error": "`no`"}]))
     path = tmp_path / "paper.md"
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "notes.md").write_text("What a person makes of it.")
     text = report.report(runs, labels, path, "python tools/reproduce.py", "2 CPU cores")
     assert "| Seen beats sequential | **reproduced** |" in text
     assert "+0.500 [+0.500, +0.500]" in text
     assert "1.00 CPU-hours" in text
-    assert "Not finished: Unseen S1 (accuracy) (seed 1)." in text
+    assert "What a person makes of it." in text
+    assert "**Not finished:** Unseen S1 (accuracy) (seed 1)." in text
     assert "- seed 1, `unseen_s1`, fit: exit status -9: `no`" in text
     assert "seed 1, `seen`" not in text, "its second try succeeded"
     assert "| Seen | 2 | 0.815 [0.751, 0.879] |" in text  # .81 and .82: .815 +- 12.7062 * .00707 / sqrt(2)
