@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +41,8 @@ class StopRun(BaseException):
 class StopSignals:
     """SIGTERM (pre-emption) and SIGINT (Ctrl-C) end a run in order; a second Ctrl-C ends it at once.
 
-    On one rank whatever runs is left at once, unless it is held; with several ranks, whose collectives must match, the
-    request waits for a point where all of them ask each other (`Checkpoints`).
+    On one rank whatever runs is left at once, unless it is held or changes weights; with several ranks, whose
+    collectives must match, the request waits for a point where all of them ask each other (`Checkpoints`).
     """
 
     NAMES = (signal.SIGTERM, signal.SIGINT)
@@ -50,6 +50,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.asked: int | None = None
         self.together = False  # several ranks: only stop where all do
+        self.updating: Callable[[], bool] = lambda: False  # weights are between two states: stop after it
         self._held = 0
 
     def install(self) -> None:
@@ -66,8 +67,13 @@ class StopSignals:
             return
         self.asked = signum
         print(f"\n{signal.Signals(signum).name}: saving, then stopping ...", file=sys.stderr, flush=True)
-        if not self.together and not self._held:
-            raise StopRun(signum)
+        if not self._held and not self.updating():
+            self.heed()
+
+    def heed(self) -> None:
+        """Raise StopRun where a stop was asked for, unless several ranks have to agree on it first."""
+        if self.asked is not None and not self.together:
+            raise StopRun(self.asked)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -78,8 +84,8 @@ class StopSignals:
             yield
         finally:
             self._held -= 1
-        if self.asked != known and not self._held and not self.together:
-            raise StopRun(self.asked)
+        if self.asked != known and not self._held:
+            self.heed()
 
 
 def exit_stopped(signum: int, first_rank: bool, root: Path) -> None:
@@ -155,12 +161,15 @@ class Checkpoints(L.Callback):
         batches.ready = batches.started = batches.processed = batches.completed = at.iteration
         loop._batches_that_stepped = at.logged
         trainer.should_stop = at.ended
+        loop.max_steps += at.validate  # else a fit that has all its steps would leave the pending validation out
         trainer.datamodule.start_iteration = at.iteration
         self._saved = (at.iteration, at.validate, at.ended)
         self._last_iteration = at.iteration
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.stop.install()  # Lightning has put its own handlers in front
+        steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        self.stop.updating = lambda: self._boundary is not None and steps.ready != self._boundary[0].step
         if self.found is None:
             return
         states = self.found.random(trainer.global_rank, trainer.world_size)
@@ -168,6 +177,7 @@ class Checkpoints(L.Callback):
             checkpoint.set_random_states(states)
         if self.found.progress.validate:
             loop = trainer.fit_loop.epoch_loop
+            loop.max_steps -= 1
             first = trainer._logger_connector._first_loop_iter
             trainer.validating = True
             loop.val_loop.run()
@@ -194,6 +204,7 @@ class Checkpoints(L.Callback):
         self.stop.install()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._reach(trainer, validate=True)
+        self.stop.heed()
 
     def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.world_size > 1 and self._agreed(pl_module, self.stop.asked is not None)[0]:
@@ -202,14 +213,12 @@ class Checkpoints(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._reach(trainer, ended=True)
         self.save(trainer, pl_module)
+        self.stop.heed()
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         if not isinstance(exception, StopRun) or trainer.state.fn != "fit" or self._boundary is None:
             return
-        if trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total.ready == self._boundary[0].step:
-            self.save(trainer, pl_module)
-        else:
-            rank_zero_info("an update had begun: the run goes on from the checkpoint before it")
+        self.save(trainer, pl_module)
 
     def _agreed(self, pl_module: Any, *flags: bool) -> list[bool]:
         """Each flag, True where any rank says so."""

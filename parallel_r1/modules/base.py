@@ -180,6 +180,10 @@ class StageModule(L.LightningModule):
         self.responder.weights_changed = True
         self.model.train()
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # else Lightning logs once more what an earlier iteration has logged and this one does not
+        self.trainer.fit_loop.epoch_loop._results.clear()
+
     def configure_optimizers(self) -> dict[str, Any]:
         if self.trainer.max_steps < 1:
             raise ValueError("trainer.max_steps is not set: give the number of optimizer steps of the stage")
