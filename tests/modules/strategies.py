@@ -80,7 +80,14 @@ def strategy(name: str):
 def run(kind: str, folder: Path, module, batch_size: int, precision: str = "32-true", offload: bool = False) -> dict:
     """Train two steps (or one iteration); returns the weights and what was logged last."""
     steps = 2 * getattr(module, "mini_batches", 1) * getattr(module, "ppo_epochs", 1)
+    dropped: list[float] = []
+
+    class Dropped(L.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            dropped.append(float(trainer.callback_metrics.get("rollout/dropped_groups", 0.0)))
+
     trainer = L.Trainer(
+        callbacks=[Dropped()],
         accelerator="cpu",
         devices=1 if kind == "one" else 2,
         strategy=strategy(kind),
@@ -99,7 +106,7 @@ def run(kind: str, folder: Path, module, batch_size: int, precision: str = "32-t
     trainer.fit(module, datamodule=Words(batch_size=batch_size, val_size=0, seed=0))
     found = {name: weight.detach().float().clone() for name, weight in module.export_weights()}
     logged = {key: float(value) for key, value in trainer.callback_metrics.items()}
-    return {"weights": found, "logged": logged}
+    return {"weights": found, "logged": logged, "dropped": sum(dropped)}
 
 
 def out_of_memory_on_rank_1(module) -> None:
