@@ -291,11 +291,8 @@ def _whole(folder: Path, source: PolicySource, dtype: torch.dtype) -> nn.Module:
 
 
 def _without_weights(folder: Path, source: PolicySource, dtype: torch.dtype) -> nn.Module:
-    """The model of a folder with parameters that have no storage; with its weights where they must be loaded whole.
-
-    That is so for adapters, which start from random numbers, and for architectures whose parameters have other names
-    in files.
-    """
+    """The model of a folder, its parameters without storage; whole for adapters, which start from random numbers, and
+    for architectures whose parameters have other names in files."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     with parameters_on_meta():
