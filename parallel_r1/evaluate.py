@@ -261,7 +261,7 @@ class Evaluator:
                 tuple(self.problems(subject, "predict")),
                 self._mode(subject),
                 prediction.attempts,
-                min(prediction.attempts_per_round, prediction.attempts),
+                prediction.attempts_per_round,
                 prediction.consolidate,
                 prediction.window,
                 prediction.early_stop,

@@ -100,7 +100,8 @@ class Prediction:
         early_stop: make no more attempts at a problem once the rest cannot change its answer (`certain`), once that is
             likely (`likely`, see threshold), or never (`off`).
         threshold: probability that the leading answer is the most frequent one, at which `likely` stops.
-        attempts_per_round: attempts sampled at once, between which stopping is considered; fewer need less memory.
+        attempts_per_round: attempts at a problem sampled at once, after which stopping is considered; fewer need less
+            memory. null: as many as could decide the answer, which are no more in all than one by one.
         output: the file of the answers; null: <root>/predictions-<name>.jsonl.
     """
 
@@ -111,7 +112,7 @@ class Prediction:
     window: int | None = None
     early_stop: EarlyStop = "certain"
     threshold: float = 0.95
-    attempts_per_round: int = 4
+    attempts_per_round: int | None = None
     output: str | None = None
 
     def check(self) -> None:

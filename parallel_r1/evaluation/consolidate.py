@@ -145,6 +145,26 @@ def may_stop(
     return first > 0 and beta_above_half(int(first), int(second)) >= threshold
 
 
+def fewest_to_stop(
+    groups: Sequence[int],
+    confidences: Sequence[float],
+    left: int,
+    rule: EarlyStop = "certain",
+    voting: Voting = "majority",
+    threshold: float = 0.95,
+) -> int:
+    """The fewest further attempts, 1 to left, after which `may_stop` could say yes: all of them for the leading answer.
+
+    One attempt after the other would make all of these as well, so asking for them at once costs nothing.
+    """
+    cast = weights(groups, confidences, voting)
+    leading = max(cast, key=cast.get, default=0)
+    for n in range(1, left):
+        if may_stop([*groups, *[leading] * n], [*confidences, *[1.0] * n], left - n, rule, voting, threshold):
+            return n
+    return left
+
+
 def beta_above_half(a: int, b: int) -> float:
     """P(X > 1/2) for X ~ Beta(a + 1, b + 1): the chance of at most a heads in a + b + 1 tosses of a fair coin."""
     n = a + b + 1

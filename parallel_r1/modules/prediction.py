@@ -18,6 +18,7 @@ from parallel_r1.evaluation.consolidate import (
     answer_groups,
     confidence,
     consolidate,
+    fewest_to_stop,
     may_stop,
 )
 from parallel_r1.evaluation.records import Row, response_row
@@ -30,13 +31,15 @@ from parallel_r1.types import Judged, Problem, Rollout
 class PredictPlan:
     """What is answered, and how attempts become an answer. window: see `consolidate.confidence`.
 
+    per_round: None asks for as many as could decide the answer.
+
     draft: where finished rows go until all are there; a rank adds its number.
     """
 
     problems: tuple[Problem, ...]
     mode: EvalMode
     attempts: int
-    per_round: int
+    per_round: int | None
     voting: Voting
     window: int | None
     early_stop: EarlyStop
@@ -73,9 +76,10 @@ class Attempts:
         """The indices of the attempts of the next round; none where the answer is decided."""
         plan, n = self.plan, len(self.made)
         left = plan.attempts - n
-        if may_stop(self.groups, self.confidences, left, plan.early_stop, plan.voting, plan.threshold):
+        so_far = (self.groups, self.confidences, left, plan.early_stop, plan.voting, plan.threshold)
+        if may_stop(*so_far):
             return []
-        return list(range(n, n + min(plan.per_round, left)))
+        return list(range(n, n + min(plan.per_round or fewest_to_stop(*so_far), left)))
 
     def add(self, judged: Judged, rollout: Rollout) -> None:
         sampled = [p for p, s in zip(rollout.logprobs, rollout.sampled, strict=True) if s]
@@ -134,7 +138,7 @@ class Predict(Talker):
 
     def _batches(self) -> Iterator[list[tuple[int, Problem]]]:
         numbered = list(enumerate(self.plan.problems))
-        size = max(1, self.plan.batch_size // self.plan.per_round)
+        size = max(1, self.plan.batch_size // (self.plan.per_round or self.plan.attempts))
         for start in range(0, len(numbered), size):
             yield share(numbered[start : start + size], self.global_rank, self.trainer.world_size)
 

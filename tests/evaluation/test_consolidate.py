@@ -13,6 +13,7 @@ from parallel_r1.evaluation.consolidate import (
     beta_above_half,
     confidence,
     consolidate,
+    fewest_to_stop,
     may_stop,
 )
 
@@ -103,3 +104,22 @@ def test_likely_stops_at_its_threshold() -> None:
     assert may_stop([0] * 4, [0.5] * 4, 10, "likely", threshold=0.95)
     assert not may_stop([0] * 3, [0.5] * 3, 10, "likely", threshold=0.95)
     assert not may_stop([-1] * 9, [0.5] * 9, 10, "likely")
+
+
+def attempts_made(stream: tuple[int, ...], rule: str, one_by_one: bool) -> int:
+    made = 0
+    while not may_stop(stream[:made], [0.7] * made, len(stream) - made, rule, threshold=0.85):
+        left = len(stream) - made
+        made += 1 if one_by_one else fewest_to_stop(stream[:made], [0.7] * made, left, rule, threshold=0.85)
+    return made
+
+
+@pytest.mark.parametrize("rule", ["certain", "likely", "off"])
+def test_rounds_of_the_fewest_make_as_many_attempts_as_one_by_one(rule: str) -> None:
+    for stream in itertools.product((-1, 0, 1), repeat=7):
+        assert attempts_made(stream, rule, False) == attempts_made(stream, rule, True), stream
+
+
+def test_the_first_round_of_a_majority_is_more_than_half() -> None:
+    assert [fewest_to_stop([], [], n) for n in (1, 2, 7, 8)] == [1, 2, 4, 5]
+    assert fewest_to_stop([], [], 8, "off") == 8
