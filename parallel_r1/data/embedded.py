@@ -17,7 +17,7 @@ class EmbeddedTask(ProblemDataModule):
         eval_tiers: tiers to validate and test on.
         eval_size: problems a tier in validation and in test.
         doors: corridors that a problem opens (the paths of a demonstration), 2 or 3.
-        parallel_share: share of demonstrations that open a block at once, one path a door.
+        parallel_share: share of training demonstrations that open a block at once, one path a door.
         late_share: share that solve in one stream first and then verify in a block; the rest are plain streams.
         task_seed: seed of the problems themselves; the seed of the run only orders them.
         kwargs: arguments of ProblemDataModule.
@@ -54,8 +54,10 @@ class EmbeddedTask(ProblemDataModule):
     def problems(self, split: Split) -> list[Problem]:
         sizes = self.train_sizes if split == "train" else dict.fromkeys(self.eval_tiers, self.eval_size)
         drawn = "test" if split == "predict" else split
+        # the styles move the stream that problems are drawn from: every run is evaluated on the same ones
+        shares = self.shares if split == "train" else (0.5, 0.5, 0.0)
         return [
             problem
             for tier, size in sizes.items()
-            for problem in make_problems(tier, drawn, size, self.doors, self.shares, self.task_seed)
+            for problem in make_problems(tier, drawn, size, self.doors, shares, self.task_seed)
         ]

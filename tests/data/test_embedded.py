@@ -74,3 +74,10 @@ def test_shares_become_styles() -> None:
 def test_mistakes_are_named_before_anything_is_generated(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**arguments)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_every_style_of_demonstrations_is_evaluated_on_the_same_problems(split: str) -> None:
+    usual = [problem.question for problem in small().split(split)]
+    for shares in ({"parallel_share": 0.0}, {"parallel_share": 0.4, "late_share": 0.4}):
+        assert [problem.question for problem in small(**shares).split(split)] == usual
