@@ -35,9 +35,11 @@ curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '
   "messages": [{{"role": "user", "content": "{question}"}}]}}'
 ```
 
-`skip_special_tokens: false` shows the tags. Weights in float32 keep their type with `vllm serve --dtype float32`. Both
-generate one causal stream: no path is isolated from its siblings, none is computed beside another. With the package,
-`python -m parallel_r1 predict --evaluation.model {place} --predict.mode fork_join` forks.
+`skip_special_tokens: false` shows the tags. Weights in float32 keep their type with `vllm serve --dtype float32`. Where
+the `vllm` command is missing, `python -m vllm.entrypoints.openai.api_server --model {place}` starts the same server.
+
+Both generate one causal stream: no path is isolated from its siblings, none is computed beside another. With the
+package, `python -m parallel_r1 predict --evaluation.model {place} --predict.mode fork_join` forks.
 """
 
 
