@@ -195,6 +195,11 @@ class CheckpointError(OSError):
     """A checkpoint could not be written, those before it being untouched, or none could be read."""
 
 
+def place(root: Path, stage: str) -> Path:
+    """Where the checkpoints of a stage lie in a run's folder."""
+    return root / "stages" / stage / "checkpoints"
+
+
 def folder_of(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
 

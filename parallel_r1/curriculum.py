@@ -187,9 +187,13 @@ class Curriculum:
         for name in self.chosen("fit"):
             if self.finished(name):
                 rank_zero_info(f"stage {name} is finished: skipped")
+                if is_first_rank():
+                    Checkpoints.remove(self.root, name)
             else:
                 self._fit_stage(name)
         self.engine.close()
+        if is_first_rank() and self.records():  # a kill may have come between a stage's record and the summary
+            self.write_summary()
         return self.records()
 
     def _fit_stage(self, name: str) -> None:
@@ -216,7 +220,7 @@ class Curriculum:
             kind, steps = type(module).__name__, trainer.global_step
             record = StageRecord(name, kind, steps, keeper.seconds, keeper.before, after)
             write_json(self.folder(name) / "stage.json", asdict(record))
-            keeper.remove()
+            Checkpoints.remove(self.root, name)
             self.write_summary()
         trainer.strategy.barrier()
         module.release()

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from parallel_r1 import plan
 from parallel_r1.changes import has_begun
-from parallel_r1.checkpoint import complete
+from parallel_r1.checkpoint import complete, place
 from parallel_r1.curriculum import Curriculum, Stage
 from parallel_r1.modules import RLModule
 from parallel_r1.modules.base import StageModule
@@ -54,8 +54,8 @@ def plan_run(curriculum: Curriculum, trainer: Mapping[str, Any]) -> plan.Plan:
         base = not (curriculum.root / "base").is_dir() and any(map(curriculum.starts_from_base, curriculum.stages))
         disk = plan.disk(shape, largest, exports=len(trainings), base=base)
         _check_device(memory)
-    place = next(p for p in [curriculum.root, *curriculum.root.absolute().parents] if p.is_dir())
-    free = shutil.disk_usage(place).free
+    disk_of = next(p for p in [curriculum.root, *curriculum.root.absolute().parents] if p.is_dir())
+    free = shutil.disk_usage(disk_of).free
     found = plan.Plan(stages, ranks, shape and shape.parameters, memory, disk, free, str(curriculum.root))
     found.check()
     return found
@@ -111,7 +111,7 @@ def _work(
     if curriculum.finished(name):
         state = "finished"
     elif has_begun(curriculum.root, name):
-        newest = complete(curriculum.root / "stages" / name / "checkpoints")
+        newest = complete(place(curriculum.root, name))
         state = f"from step {int(newest[0].name.removeprefix('step-'))}" if newest else state
     return plan.work(
         name,

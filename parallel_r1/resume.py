@@ -112,7 +112,7 @@ class Checkpoints(L.Callback):
 
     def __init__(self, root: Path, stage: str, every: int | None, minutes: float, stop: StopSignals) -> None:
         self.root, self.stage, self.every, self.minutes, self.stop = root, stage, every, minutes, stop
-        self.folder = root / "stages" / stage / "checkpoints"
+        self.folder = checkpoint.place(root, stage)
         self.found = checkpoint.newest(self.folder, rank_zero_info)
         self.resumes = self.found is not None
         self.before: dict[str, float] = self.found.progress.before if self.found else {}
@@ -308,9 +308,10 @@ class Checkpoints(L.Callback):
             raise CheckpointError(failed)
         self._kept = [*self._kept[-1:], folder]
 
-    def remove(self) -> None:
+    @staticmethod
+    def remove(root: Path, stage: str) -> None:
         """Delete the checkpoints of a finished stage."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(checkpoint.place(root, stage), ignore_errors=True)
 
 
 def _text(error: OSError) -> str:
