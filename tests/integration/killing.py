@@ -1,4 +1,4 @@
-"""Runs of a short curriculum that are killed at random and run again; used by `test_resume.py`.
+"""Runs of a short curriculum that are killed at random and run again; used by `test_killed_runs.py`.
 
     python tests/integration/killing.py --runs 25 [--engine transformers] [--folder DIR]
 
