@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
 
 import parallel_r1
 from parallel_r1.curriculum import Curriculum, is_first_rank
 from parallel_r1.data.datamodules import ProblemDataModule
-from parallel_r1.data.prompts import choose_prompt
+from parallel_r1.data.prompts import Prompt, choose_prompt, encode_prompt
 from parallel_r1.data.reading import read_rows
 from parallel_r1.data.sources import UNKNOWN, problem_id
 from parallel_r1.evaluate_options import Evaluation, Prediction
@@ -39,6 +40,7 @@ from parallel_r1.modules.voice import EvalMode, Source, generation_in, native_mo
 from parallel_r1.rollout.model_folder import read_config
 from parallel_r1.runs import Found, find_model, fingerprint, generation_settings
 from parallel_r1.types import Problem
+from parallel_r1.vocabulary import load_vocabulary
 
 
 @dataclass(frozen=True)
@@ -91,13 +93,16 @@ class Evaluator:
         if self.evaluation.model is None:
             self.curriculum.check(task)
             self.curriculum.prepare(task)
+            for name in self.curriculum.chosen(task):
+                if not self.curriculum.finished(name):
+                    rank_zero_info(f"stage {name} is not finished: using the policy it would start from")
         self.subjects = self._subjects(task)
         for subject in self.subjects:
             problems = self.problems(subject, task)
             modes = self.evaluation.modes_of(subject.generation) if task == "test" else (self._mode(subject),)
             for mode in modes:
                 generation_in(mode, subject.generation).check()
-            self._check_context(subject, problems)
+            self._check_words(subject, problems)
             if task == "test":
                 self.evaluation.samples_of(list({p.tier for p in problems}))
                 check_settings(self.folder(subject), self.settings(subject), self.evaluation.fresh)
@@ -161,14 +166,21 @@ class Evaluator:
                 out[problem.tier, problem.id] = problem
         return list(out.values())
 
-    def _check_context(self, subject: Subject, problems: list[Problem]) -> None:
-        """A rough check, in words of the model's own limit; the engine holds the exact one."""
+    def _check_words(self, subject: Subject, problems: list[Problem]) -> None:
+        """Raise ValueError where the model lacks a tag, or where a prompt and a whole response do not fit into it."""
+        words = load_vocabulary(subject.folder, self.curriculum.source.trust_remote_code)
         limit = getattr(self.curriculum.engine, "max_model_len", None)
         limit = limit or read_config(subject.folder).get("max_position_embeddings")
-        if limit and subject.generation.max_tokens >= limit:
+        if not limit:
+            return
+        template = prompt_of(subject).text
+        sizes = {p.id: len(encode_prompt(words.tokenizer, template, p.question)) for p in problems}
+        longest = max(sizes, key=sizes.get)
+        if sizes[longest] + subject.generation.max_tokens > limit:
             raise ValueError(
-                f"generation.max_tokens={subject.generation.max_tokens} leaves no room for a prompt: {subject.label} "
-                f"holds {limit} tokens; lower evaluation.generation.max_tokens"
+                f"evaluation.generation.max_tokens={subject.generation.max_tokens} and the {sizes[longest]} tokens of "
+                f"the longest prompt (problem {longest}) are more than the {limit} that {subject.label} and the engine "
+                "hold: lower max_tokens, or leave long problems out"
             )
 
     # ------------------------------------------------------------------ test
@@ -182,7 +194,7 @@ class Evaluator:
         tiers = list(dict.fromkeys(p.tier for p in problems))
         told = json.dumps([(p.tier, p.id, p.question, p.answer) for p in problems]).encode()
         generation = subject.generation
-        prompt = choose_prompt(generation.prompt, generation.structure, subject.folder)
+        prompt = prompt_of(subject)
         heat = generation.temperature if evaluation.temperature is None else evaluation.temperature
         return {
             "model": fingerprint(subject.folder),
@@ -279,6 +291,12 @@ class Evaluator:
                     draft.unlink()
             out[subject.name] = (path, module.rows)
         return out
+
+
+def prompt_of(subject: Subject) -> Prompt:
+    """The prompt of every mode: that of the structure the model was trained for."""
+    generation = subject.generation
+    return choose_prompt(generation.prompt, generation.structure, subject.folder)
 
 
 def read_problems(path: str) -> list[Problem]:
