@@ -257,11 +257,14 @@ def test_the_report_tells_what_is_missing_and_what_failed(tmp_path: Path, monkey
     assert "| Seen beats sequential | **reproduced** |" in text
     assert "+0.500 [+0.500, +0.500]" in text
     assert "1.00 CPU-hours" in text
+    assert "Evaluation: 2 hard problems of the test split, the same for every row" in text
     assert "What a person makes of it." in text
     assert "**Not finished:** Unseen S1 (accuracy) (seed 1)." in text
     assert "- seed 1, `unseen_s1`, fit: exit status -9: `no`" in text
     assert "seed 1, `seen`" not in text, "its second try succeeded"
     assert "| Seen | 2 | 0.815 [0.751, 0.879] |" in text  # .81 and .82: .815 +- 12.7062 * .00707 / sqrt(2)
+    runs[1].problems = {"x": 1.0, "z": 1.0}
+    assert "**not the same**" in report.report(runs, labels, path, "python tools/reproduce.py", "2 CPU cores")
     figures = [line.split("](")[1][:-1] for line in text.splitlines() if line.startswith("![")]
     assert len(figures) == 4
     for figure in figures:

@@ -86,6 +86,10 @@ def draw(folder: Path, runs: Sequence[Results], labels: dict[str, str]) -> list[
             "Accuracy of training rollouts (no problem comes twice within a stage), smoothed over "
             f"{WINDOW} steps; Seen is on easy problems for its first 10 steps.",
         ),
-        ("parallel_ratio.png", "Share of rollouts with a block, under each reward, Unseen from one cold start."),
+        (
+            "parallel_ratio.png",
+            "Share of rollouts with a block under each reward; Unseen, from one cold start a seed. Rows that behave "
+            "alike lie on each other.",
+        ),
         ("position.png", "Where blocks open, as a share of the response."),
     ]

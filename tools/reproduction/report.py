@@ -80,8 +80,8 @@ what it does for a 4B model on competition mathematics. {unfinished}
 - Command: `{command}`, configurations in `configs/miniature/`. Seeds: {names}.
 - Hardware: {hardware}. {cpu_hours:.2f} CPU-hours for all training and evaluation, as the operating system counts them.
 - Training: {recipe}
-- Evaluation: {problems} hard problems of the test split, the same for every row, one response each at temperature 1,
-  touched once a finished run.
+- Evaluation: {problems} hard problems of the test split, {same} for every row, one response each at temperature 1, once
+  a finished run.
 - Intervals are 95 %. Over seeds: Student's t (would it come out so with other seeds, on these problems?). Over
   problems: paired bootstrap (on other problems, with these very runs?). No correction for the number of claims.
 """
@@ -129,7 +129,7 @@ def report(runs: Sequence[Results], labels: dict[str, str], path: Path, command:
     """
     tested = [run for run in runs if run.metrics()]
     seeds = sorted({run.seed for run in runs})
-    problems = sorted({len(run.correct()) for run in tested})
+    problems = {frozenset(run.correct()) for run in tested}
     folder = path.with_suffix("")
     figures = draw(folder, runs, labels)
     head = HEAD.format(
@@ -139,7 +139,8 @@ def report(runs: Sequence[Results], labels: dict[str, str], path: Path, command:
         hardware=hardware,
         cpu_hours=sum(record["cpu_s"] for run in runs for record in run.usage()) / 3600,
         recipe=RECIPE,
-        problems=" or ".join(map(str, problems)) or "no",
+        problems=" or ".join(map(str, sorted({len(ids) for ids in problems}))) or "no",
+        same="the same" if len(problems) < 2 else "**not the same**",
         unfinished=unfinished(runs, labels),
     )
     failed, notes = failures(runs), folder / "notes.md"
