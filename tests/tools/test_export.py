@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = {"name": "hard", "module": "RLModule", "steps": 3, "wall_s": 1.0, "before": {}, "after": after}
     (stage / "stage.json").write_text(json.dumps(record))
     generation = "{structure: seen, prompt: plain, max_tokens: 33, temperature: 0.8, paths: 3}"
-    data = "{class_path: parallel_r1.data.datamodules.GSM8K, init_args: {path: /home/someone/gsm8k/train.jsonl}}"
+    data = "{class_path: parallel_r1.data.datamodules.GSM8K, init_args: {path: /mnt/someone/gsm8k/train.jsonl}}"
     (root / "config.yaml").write_text(
         f"curriculum:\n  root: {root}\n  stages:\n    hard:\n      module: {{class_path: m.RLModule, "
         f"init_args: {{generation: {generation}}}}}\n      data: {data}\n      trainer: {{max_steps: 3}}\n"
@@ -98,7 +98,7 @@ def test_settings_and_card(run: Path, tmp_path: Path) -> None:
     card = (out / "README.md").read_text()
     for part in ("vllm serve out", "| easy | 0.500 |", "GSM8K", "train.jsonl", "temperature 0.8"):
         assert part in card
-    for private in (str(run), "/home/someone"):
+    for private in (str(run), "/mnt/someone"):
         assert private not in "".join(p.read_text() for p in out.iterdir() if p.suffix in (".md", ".json", ".jinja"))
 
 
