@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -47,6 +48,13 @@ class Server:
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def settle(self, seconds: float = 0.5) -> None:
+        """Wait until no request has come for so long: those of a client that was killed may still be on their way."""
+        seen = -1
+        while seen != len(self.asked) or self.now:
+            seen = len(self.asked)
+            time.sleep(seconds)
 
 
 def completion(text: str | None, finish: str = "stop") -> tuple[int, dict[str, str], bytes]:

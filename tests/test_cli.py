@@ -219,17 +219,3 @@ def test_stage_names_come_from_all_files_in_order(tmp_path: Path) -> None:
     a.write_text("curriculum: {stages: {one: {}, two: {}}}\n")
     b.write_text("curriculum: {stages: {two: {}, three: {}}}\n")
     assert stage_names(["fit", "-c", str(a), f"--config={b}"]) == ["one", "two", "three"]
-
-
-@pytest.mark.parametrize("config", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
-def test_every_shipped_config_parses(config: Path) -> None:
-    base = (
-        []
-        if "module: {class_path" in config.read_text() or "class_path: parallel_r1.modules" in config.read_text()
-        else ["--config", QUICKSTART]
-    )
-    curriculum = CurriculumCLI(["fit", *base, "--config", str(config)]).curriculum()
-    curriculum.source.check()
-    for stage in curriculum.stages.values():
-        stage.module.check()
-        assert stage.trainer.max_steps > 0

@@ -23,3 +23,8 @@ def test_it_parses(name: str) -> None:
     words = [word for n in names for word in ("--config", str(CONFIGS / n))]
     curriculum = CurriculumCLI(["fit" if has_stages else "test", *words]).curriculum()
     assert bool(curriculum.stages) == has_stages
+    if has_stages:
+        curriculum.source.check()
+    for stage in curriculum.stages.values():
+        stage.module.check()
+        assert stage.trainer.max_steps > 0

@@ -82,6 +82,7 @@ def test_a_run_that_was_killed_three_times_ends_like_one_that_was_not(
     assert not (cut / "train.jsonl").exists()
     done = lines_of(raw) - 1
     assert 6 <= done < 4 * PROBLEMS
+    server.settle()
     server.asked.clear()
     assert tool.main(arguments(cut, problems, server)) == 0
 
