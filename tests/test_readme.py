@@ -52,6 +52,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert "uv run pytest" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
+@pytest.mark.integration  # a second or two a command
 @pytest.mark.parametrize("args", RUNS, ids=" ".join)
 def test_every_run_parses(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -63,6 +64,7 @@ class _Parsed(Exception):  # noqa: N818 - an outcome
     pass
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("words", TOOLS, ids=" ".join)
 def test_every_tool_command_parses(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     parse = argparse.ArgumentParser.parse_args

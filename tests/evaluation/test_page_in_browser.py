@@ -15,7 +15,10 @@ from parallel_r1.evaluation.page import write_page
 from parallel_r1.structure.grammar import render_block
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH"),
+]
 
 BLOCK = render_block([" 2 + 2 = 4", " count: 1, 2, 3, 4, so 5"], " 4, the count slipped")
 MARKUP = "<script>alert('x')</script></script><img src=x onerror=alert(1)><b>bold</b><!-- ${7*7} {{7*7}}"
