@@ -24,6 +24,7 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return message
 
 
+@pytest.mark.integration  # each parses a whole command line: two seconds
 @pytest.mark.parametrize(
     ("args", "named"),
     [
