@@ -13,10 +13,10 @@ PARTIAL = ".partial"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically. What UTF-8 cannot hold (lone surrogates, in a model's text) becomes `?`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + PARTIAL)
-    with draft.open("w", encoding="utf-8") as file:
+    with draft.open("w", encoding="utf-8", errors="replace", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from stub_server import Reply, Server, completion
 
 from parallel_r1.data.sources import problem_id
+from parallel_r1.files import write_text
 from parallel_r1.reward.grading import grade
 from parallel_r1.structure.grammar import TAGS, parse, render_block
 from parallel_r1.traces.endpoint import Endpoint, EndpointTeacher
 from parallel_r1.traces.pipeline import by_problem, fingerprint, generate
 from parallel_r1.traces.rollouts import read_rollouts
 from parallel_r1.traces.selection import Rules, canonical_space, clean, fault, select
-from parallel_r1.traces.store import Candidate, CandidateFile, write_atomically
+from parallel_r1.traces.store import Candidate, CandidateFile
 from parallel_r1.traces.teachers import Ask, EngineTeacher, Refusal, TeacherError, candidate_seed, missing
 from parallel_r1.types import Problem
 
@@ -197,7 +198,7 @@ def test_two_runs_never_write_to_one_file(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_atomically(tmp_path / "x", "old \ud800")
+    write_text(tmp_path / "x", "old \ud800")
     assert (tmp_path / "x").read_text() == "old ?"
 
     def full(*_: object) -> None:
@@ -205,7 +206,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
-        write_atomically(tmp_path / "x", "new")
+        write_text(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "old ?"
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallel_r1.files import write_text
 from parallel_r1.traces.selection import Selection
-from parallel_r1.traces.store import Candidate, CandidateFile, write_atomically
+from parallel_r1.traces.store import Candidate, CandidateFile
 from parallel_r1.traces.teachers import Refusal, Teacher, missing
 from parallel_r1.types import Problem
 
@@ -77,9 +78,9 @@ def write_results(
         "rules": dict(rules),
         "settings": dict(settings),
     }
-    write_atomically(out / TRACES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    write_atomically(out / YIELD, json.dumps(account, indent=2) + "\n")
-    write_atomically(out / SOLVE_RATES, "".join(rate.line() for rate in selection.rates))
+    write_text(out / TRACES, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(out / YIELD, json.dumps(account, indent=2) + "\n")
+    write_text(out / SOLVE_RATES, "".join(rate.line() for rate in selection.rates))
 
 
 def fingerprint(folder: Path) -> str:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from parallel_r1.files import sync
+
 Key = tuple[str, int]
 
 
@@ -94,7 +96,7 @@ class CandidateFile:
             os.ftruncate(self._file, whole)
         if found is None:
             self._write(json.dumps({"settings": self.settings}) + "\n")
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
 
     def _compare(self, found: Any) -> None:
         if not isinstance(found, dict):
@@ -153,24 +155,3 @@ def _candidate(row: dict[str, Any], where: str) -> Candidate:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file or leave the old one; the disk has it when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".partial")
-    with draft.open("wb") as file:
-        file.write(text.encode("utf-8", "replace"))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name last: without it a file may be on disk, and its entry in the folder not."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
